@@ -80,7 +80,7 @@ Every key with its type, default and unit, and what it does. `python docs/pages.
   and `--set` replaces keys of both. If another method, model, dataset or partition is named, the options of
   the earlier one are dropped.
 - `algorithm: fedprox` is short for `algorithm: {name: fedprox}`, likewise `model`, `data`, `data.partition`,
-  `availability` and `schedule`.
+  `selection`, `availability` and `schedule`.
 - YAML is read strictly: a key that is written twice is an error, only `true` and `false` are booleans, and
   `1e-3` is a number. Inside `{}` and `[]`, a value with a comma needs quotes: `{up_mbps: "lognormal(10, 1)"}`.
 """  # noqa: E501

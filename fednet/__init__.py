@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _FROM = {
     "fednet.cli.api": "run",
     "fednet.report.read": "open_run",
-    "fednet.registry": "algorithm model dataset partitioner compressor task",
+    "fednet.registry": "algorithm model dataset partitioner selection compressor task",
     "fednet.algorithms.base": (
         "Algorithm AlgorithmConfig Exchange NonNegative Positive Fraction Count"
     ),
@@ -27,6 +27,7 @@ _FROM = {
     "fednet.tensors": "Tensors Layout Sum mean",
     "fednet.training.metrics": "metric",
     "fednet.data.base": "Data",
+    "fednet.records.manifest": "Candidate",
     "fednet.errors": "FednetError ConfigError DataError",
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names.split()}
@@ -49,11 +50,13 @@ if TYPE_CHECKING:  # `as`: they are exported
     from fednet.errors import ConfigError as ConfigError
     from fednet.errors import DataError as DataError
     from fednet.errors import FednetError as FednetError
+    from fednet.records.manifest import Candidate as Candidate
     from fednet.registry import algorithm as algorithm
     from fednet.registry import compressor as compressor
     from fednet.registry import dataset as dataset
     from fednet.registry import model as model
     from fednet.registry import partitioner as partitioner
+    from fednet.registry import selection as selection
     from fednet.registry import task as task
     from fednet.report.read import open_run as open_run
     from fednet.tensors import Layout as Layout

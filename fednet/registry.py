@@ -1,4 +1,4 @@
-"""Named parts: algorithms, models, datasets, partitioners, compressors, tasks, metrics.
+"""Named parts: algorithms, models, datasets, partitioners, selections, compressors, tasks, metrics.
 
 A part is one file with a decorator, `@algorithm("scaffold")`. Names in fednet's own packages are
 found in the text of their files, so that they are known without importing torch; a part is imported
@@ -196,6 +196,7 @@ algorithm = Registry("algorithm", "fednet.algorithms")
 model = Registry("model", "fednet.models")
 dataset = Registry("dataset", "fednet.data.datasets")
 partitioner = Registry("partitioner", "fednet.data.partitioners")
+selection = Registry("selection", "fednet.experiment.selection")  # fednet has no such part itself
 compressor = Registry("compressor", "fednet.wire.compressors")
 task = Registry("task", "fednet.training.tasks")
 metric = Registry("metric", "fednet.training.metrics")
@@ -205,6 +206,7 @@ ALL = {
     "models": model,
     "datasets": dataset,
     "partitions": partitioner,
+    "selections": selection,
     "compressors": compressor,
     "tasks": task,
     "metrics": metric,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fednet.config.keys import DocumentedKey, keys
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 from fednet.records import Round
 from fednet.report.read import Run
+from tests.conftest import forgotten
 
 SAME = (
     "round",
@@ -37,6 +39,7 @@ SAME = (
 )
 SMALL: dict[str, Any] = {
     "name": "any",
+    "load": [str(Path(__file__).parents[1] / "configs" / "examples" / "selections.py")],
     "rounds": 3,
     "clients": 4,
     "data": {"dataset": "synthetic", "samples": 120, "shape": [1, 16, 16], "classes": 3},
@@ -56,6 +59,7 @@ PARTS: dict[str, list[Any]] = {  # what a type alone does not say
     "evaluate.metrics": [["f1_macro", "balanced_accuracy"]],
     "model.adapters": [{"rank": 2}],
     "model.adapters.target": [["*"]],
+    "selection.name": ["oort", "power-of-choice"],
     "stop.metric": ["test_loss", "test_accuracy"],
     "train.class_weights": [[1.0, 2.0, 0.5]],
     "train.local_schedule": ["cosine", "exponential(0.9)", "step(2, 0.5)"],
@@ -139,6 +143,12 @@ def bits(run: Run) -> list[dict[str, object]]:
 
 def stop(record: Round) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def parts() -> Iterator[None]:
+    with forgotten():
+        yield
 
 
 def test_values_can_be_drawn_for_every_key():

@@ -23,6 +23,7 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,6 +55,7 @@ from fednet.wire.payload import (
 
 if TYPE_CHECKING:
     from fednet.config import Config
+    from fednet.records.manifest import Candidate
 
 # Keys of `train` that a method may forbid: see `Algorithm.forbids`.
 FORBIDDEN = (*ClientTrainSection.__struct_fields__, "keep_optimizer", "local_schedule")
@@ -207,6 +209,7 @@ class Algorithm:
     summed: ClassVar[Mapping[str, str]] = {}
     # The exchange in which clients are evaluated; a client that completes it has taken part.
     main: ClassVar[int] = -1
+    selects: ClassVar[bool] = False  # whether it defines `select`; found out
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's
     # The schedule of a method that has no rounds, if the configuration has no `schedule.mode`. Such
@@ -266,6 +269,7 @@ class Algorithm:
                 )
             cls.model_field = next(iter(models), None)
         cls.uses_public = cls.uses_public or cls.needs_public
+        cls.selects = cls.select is not Algorithm.select
         # A mistyped function would never be called: the method would train without it.
         steps = [name for name, step in vars(Algorithm).items() if isfunction(step)]
         for name, own in vars(cls).items():
@@ -366,6 +370,21 @@ class Algorithm:
         return client
 
     # -- a round -----------------------------------------------------------------------------------
+    def select(
+        self,
+        server: OwnState,
+        round: int,
+        available: Sequence[Candidate],
+        asked: int,
+        rng: np.random.Generator,
+    ) -> Sequence[int]:
+        """Returns the ids of the clients to select for a round: 1 to `asked` of those that are
+        available, which come in ascending order. Draws from `rng`, which is the same for the same
+        round. Default: drawn at random; without a rule of its own it is not called, and the
+        configuration says who is selected.
+        """
+        return [available[i].id for i in rng.permutation(len(available))[:asked]]
+
     def broadcast(self, server: OwnState, phase: int, client_id: int) -> Payload:
         """Returns the message to this client. phase: the index in `exchanges`. The same object for
         several clients is encoded once. Default: the shared model, and for each other field of Down

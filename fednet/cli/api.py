@@ -104,6 +104,7 @@ def _run_in_processes(
         (registry.dataset, config.data.dataset),
         (registry.partitioner, config.data.partition.scheme),
         (registry.task, config.task),
+        (registry.selection, config.selection.name or ""),
     ):
         part = parts.loaded(name)
         if part is not None and part.__module__ == "__main__":

@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         entries = registry.ALL[args.what].entries()
         table(("name", "what it is"), [(e.name, e.summary) for e in entries])
+        if not entries and not args.quiet:
+            print(f"fednet has no {args.what} of its own; --load FILE.py lists those of a file.")
 
 
 def _algorithms(args: argparse.Namespace) -> None:

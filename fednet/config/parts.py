@@ -17,8 +17,9 @@ from fednet.config.schema import (
     DataSection,
     ModelSection,
     PartitionSection,
+    SelectionSection,
 )
-from fednet.config.tree import Node, follow
+from fednet.config.tree import Node, follow, refuse
 from fednet.errors import ConfigError, FednetError
 from fednet.options import options_of
 from fednet.plain import JsonDict
@@ -32,6 +33,7 @@ SECTIONS = {
     "model": (registry.model, "name"),
     "data": (registry.dataset, "dataset"),
     "data.partition": (registry.partitioner, "scheme"),
+    "selection": (registry.selection, "name"),
     "wire": (registry.compressor, ""),
 }
 # Datasets that read a site's data if the configuration names none.
@@ -41,6 +43,7 @@ GIVEN = {
     "dataset": {"root", "seed", "with_test", *DataSection.__struct_encode_fields__},
     "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
     "model": {"input_shape", "classes"},
+    "selection": {"round", "available", "asked", "rng", "name"},
 }
 
 
@@ -55,7 +58,7 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
     return options_of(part, GIVEN.get(kind, ()))
 
 
-S = TypeVar("S", AlgorithmSection, ModelSection, DataSection, PartitionSection)
+S = TypeVar("S", AlgorithmSection, ModelSection, DataSection, PartitionSection, SelectionSection)
 
 
 def _filled(section: S, node: Node | None, path: str) -> S:
@@ -122,10 +125,16 @@ def complete(config: Config, tree: Node) -> Config:
     if data.dataset != SITE:  # else nothing is divided
         partition = _filled(data.partition, written("data.partition"), "data.partition")
         data = msgspec.structs.replace(data, partition=partition)
+    selection = config.selection
+    if selection.name is not None:
+        selection = _filled(selection, written("selection"), "selection")
+    elif selection.options:
+        given = ", ".join(selection.options)
+        raise refuse(tree, "selection", f"{given}: options of a selection; expected its name too.")
     _get(registry.task, config.task, written("task"), "task")
     for metric in config.evaluate.metrics:
         _get(registry.metric, metric, written("evaluate.metrics"), "evaluate.metrics")
-    return config.replace(algorithm=algorithm, model=model, data=data)
+    return config.replace(algorithm=algorithm, model=model, data=data, selection=selection)
 
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`

@@ -173,8 +173,8 @@ RIVALS = {"participation": "clients_per_round", "clients_per_round": "participat
 
 def expand(node: Node, path: str = "") -> Node:
     """Writes short forms in full: `algorithm: fedprox` is short for `algorithm: {name: fedprox}`;
-    likewise model, data, data.partition, availability, schedule. A list of models is the first
-    one, with the rest under `others`.
+    likewise model, data, data.partition, selection, availability, schedule. A list of models is the
+    first one, with the rest under `others`.
     """
     value = node.value
     if isinstance(value, str) and path in SELECTORS:
@@ -244,7 +244,8 @@ def to_mapping(config: Config) -> JsonDict:
     """
     whole: JsonDict = msgspec.json.decode(msgspec.json.encode(config))
     data = whole["data"]
-    for section in (whole["algorithm"], whole["model"], data, data["partition"]):
+    named = whole["algorithm"], whole["model"], data, data["partition"], whole["selection"]
+    for section in named:
         section |= section.pop("options")
     return whole
 

@@ -478,6 +478,17 @@ def _method(c: Config, m: Part) -> Iterator[Broken]:
             f"{name} sends weights, or what has their shape, and needs one model for all clients; "
             f"methods whose messages do not depend on it, such as fedproto and fedmd, take a list.",
         )
+    if c.selection.name is not None or m.selects:
+        whose = "algorithm" if c.selection.name is None else "selection"
+        without = {
+            "schedule.mode": "without rounds a task goes to any client that is free",
+            "privacy.noise": "its guarantee does not cover that replies decide who is selected",
+            "privacy.secagg.protocol": "the server learns no single reply, by which to select",
+        }
+        if _crashes(c):
+            without["faults"] = "a crash keeps its client away from the rounds that the seed gives"
+        for key, reason in _changed(c, without):
+            yield key, f"cannot be combined with a selection of your own ({whose}): {reason}."
     rule = c.aggregation.rule
     guarantee = "the guarantee of privacy.noise is computed for a mean"
     if rule != "mean" and not m.sums_updates:

@@ -293,6 +293,16 @@ class AdaptersSection(Section, frozen=True, kw_only=True):
     """
 
 
+class SelectionSection(Section, frozen=True, kw_only=True):
+    """Who is selected: by a part of your own, instead of at random."""
+
+    name: str | None = None
+    """A selection of a loaded file, `fednet list selections`; its own options are written beside
+    the name. null: the method's own, where it has one, else at random from the seed.
+    """
+    options: JsonDict = {}
+
+
 class ModelSection(Section, frozen=True, kw_only=True):
     """The model. Its own options are written beside `name`: `fednet list keys model`."""
 
@@ -771,11 +781,12 @@ class Config(Section, frozen=True, kw_only=True):
     clients: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)] = 10
     """Number of clients N in the federation. [clients]"""
     participation: Taken | None = 0.5
-    """Share C of the clients that is selected per round, uniformly without replacement; at least
-    one client. [share]
+    """Share C of the clients that is selected per round, uniformly without replacement unless
+    `selection` says otherwise; at least one client. [share]
     """
     clients_per_round: AtLeast1 | None = None
     """Number m of clients selected per round, instead of `participation`. [clients]"""
+    selection: SelectionSection = SelectionSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
     task: str = "classification"

@@ -2,6 +2,6 @@
 directory, clients' states, planned faults, links, privacy.
 
 Imported by `server`, `client` and all above them; imports only `algorithms`, `training` and below.
-Read in this order: build, trial, rundir, lock, store, selection, faults, links, clock,
-evaluations, privacy, determinism, placement.
+Read in this order: build, trial, rundir, lock, store, selection, candidates, faults,
+links, clock, evaluations, privacy, determinism, placement.
 """

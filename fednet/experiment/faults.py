@@ -90,10 +90,9 @@ class Replay:
             )
         if mode != "sync":
             return cls({row["round"]: row for row in rows})
+        planned = selection.planned(config)
         for row in rows[: config.rounds]:
-            if config.availability.trace is None and row["selected"] != selection.cohort(
-                config, row["round"]
-            ):
+            if planned and row["selected"] != selection.cohort(config, row["round"]):
                 raise ConfigError(
                     f"faults.replay: round {row['round']} of {where} asked clients "
                     f"{row['selected']}, this configuration asks "

@@ -1,6 +1,7 @@
 """Who takes part: each round's seeded order of all clients, and which of them are available.
 
 Neither looks at connections, so all methods that are compared with one seed see the same clients.
+Who is selected by what was replied says candidates.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fednet import seeds
+from fednet import registry, seeds
 from fednet.config import Config
 from fednet.world import held_out
 
@@ -30,6 +31,14 @@ def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
     left_out = held_out(config)
     return [int(i) for i in drawn if here[i] and int(i) not in left_out]
+
+
+def planned(config: Config) -> bool:
+    """Returns whether the cohorts follow from the configuration alone, and not from what happens
+    in the run: from its time, or from what clients replied.
+    """
+    own = config.selection.name is not None or registry.algorithm.get(config.algorithm.name).selects
+    return config.availability.trace is None and not own
 
 
 _stepping = threading.Lock()

@@ -33,6 +33,26 @@ class UnderWay(msgspec.Struct, kw_only=True):
     enrolled: bool = False
 
 
+class Candidate(msgspec.Struct, kw_only=True, frozen=True):
+    """A client that may be selected, and what the server knows of it from its last reply that
+    counted. Before its first one, all but `id` and `n` have their defaults.
+    """
+
+    id: int
+    n: int | None = None
+    """Its training samples; None where its site has the data and it has not replied yet."""
+    round: int = 0
+    """The round of that reply; 0: none."""
+    times: int = 0
+    """Rounds in which a reply of it counted."""
+    loss: float | None = None
+    """Its mean training loss then; None: none, or not finite."""
+    reported: dict[str, float] = {}
+    """What it reported then by `host.report`."""
+    seconds: float | None = None
+    """How long its task took then; None with `link.clock: real`, where no two runs agree."""
+
+
 class RunProgress(msgspec.Struct, kw_only=True):
     """The progress of a run, beside the method's own state."""
 
@@ -44,6 +64,8 @@ class RunProgress(msgspec.Struct, kw_only=True):
     """The version of each client's state that was last used."""
     states: dict[int, str] = {}
     """The hash of each client's state."""
+    candidates: dict[int, Candidate] = {}
+    """What each client replied last, where the clients are selected by it."""
     lengths: dict[str, int] = {}
     """Bytes of the files of lines, but for `wire.jsonl`."""
     records: dict[str, list[JsonDict]] = {}

@@ -41,6 +41,7 @@ from fednet.ids import as_text
 from fednet.journal.book import Kinds
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec, end_of
+from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
 from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply, evaluation_in
@@ -65,13 +66,15 @@ class RunState:
     """The state of a run between two rounds. server: the method's own state at the server, which
     has the model (`Algorithm.shared_model`). versions, states: by client, of its state that was
     last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
-    field, and, by client, what compressors remember at both ends.
+    field, and, by client, what compressors remember at both ends. candidates: what each client
+    replied last, where the clients are selected by it.
     """
 
     server: State
     versions: Mapping[int, str]
     states: Mapping[int, str]
     residuals: Mapping[str, torch.Tensor]
+    candidates: Mapping[int, Candidate] = field(default_factory=dict)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.config.schema import JOIN_S
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
-from fednet.experiment import privacy, selection
+from fednet.experiment import candidates, privacy, selection
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import on_disk
@@ -36,7 +36,7 @@ from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records import reading
-from fednet.records.manifest import RunProgress
+from fednet.records.manifest import Candidate, RunProgress
 from fednet.server import evaluation, exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.driver import drive
@@ -97,7 +97,9 @@ class Rounds:
         else:
             server, progress, residuals = session.resumed
             self.progress = progress
-            self.carried = RunState(server, progress.versions, progress.states, residuals)
+            self.carried = RunState(
+                server, progress.versions, progress.states, residuals, progress.candidates
+            )
             self.sent_down = session.checkpoints.sent(progress.under_way)
             progress.finished = progress.finished and not self.more()
         if self.config.round.open is not None:  # an error now, rather than when a client asks
@@ -244,8 +246,11 @@ class Rounds:
                 session.watch.check()
                 time.sleep(min(POLL_S, left))
         here = session.world.here(at)
-        if here is not None and self.faults.replay is not None:
+        if self.faults.replay is not None and not selection.planned(self.config):
             cohort = self.faults.replay.selected(number)
+        elif candidates.selects(session.experiment):
+            known = carried.candidates
+            cohort = candidates.cohort(session.experiment, carried.server, number, here, known)
         else:
             cohort = selection.cohort(self.config, number, here)
         self.display.round_started(number, self.config.rounds, cohort)
@@ -351,7 +356,9 @@ class Rounds:
                     versions[client] = reply.message.key.version
                     states[client] = reply.message.state
                     memory |= exchange.asked[client].memory
-            round.after = RunState(server, versions, states, {**exchange.residuals, **memory})
+            residuals = {**exchange.residuals, **memory}
+            known = self._candidates(round)
+            round.after = RunState(server, versions, states, residuals, known)
             for client, images in aggregation.condensed.items():
                 exports.keep_condensed(session.directory, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
@@ -361,6 +368,22 @@ class Rounds:
         if host.warnings:
             record.algorithm["warnings"] = list(host.warnings)
         return server is not None
+
+    def _candidates(self, round: OpenRound) -> dict[int, Candidate]:
+        """What each client replied last, after an exchange of a round."""
+        experiment, known = self.session.experiment, dict(round.after.candidates)
+        if not candidates.selects(experiment):
+            return known
+        for client in round.exchange.done:
+            before = round.before.candidates.get(client) or candidates.candidate(experiment, client)
+            seconds = None
+            if self.clock is not None:
+                seconds = sum(round.exchange.asked[client].times.values())
+                if round.exchange.index:
+                    seconds += known[client].seconds or 0.0
+            run, reported = round.runs.get(client), round.reports.get(client, {})
+            known[client] = candidates.replied(before, round.number, run, reported, seconds)
+        return known
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: OpenRound) -> None:
@@ -480,6 +503,7 @@ class Rounds:
         progress.lengths = session.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
         progress.versions, progress.states = dict(carried.versions), dict(carried.states)
+        progress.candidates = dict(carried.candidates)
         session.checkpoints.save(
             carried.server,
             progress,

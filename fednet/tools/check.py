@@ -163,6 +163,7 @@ def check(path: Path, root: Path | None = None, sets: Sequence[str] = ()) -> Ite
         "models": functools.partial(model, file=file),
         "datasets": functools.partial(dataset, root=root),
         "partitions": partitioner,
+        "selections": functools.partial(selection, file=file),
         "compressors": compressor,
         "tasks": task,
         "metrics": metric,
@@ -428,6 +429,34 @@ def partitioner(name: str) -> Iterator[str]:
         f"{name}: one seed gave two divisions; draw from `rng` only.",
     )
     yield "the same seed gives the same division"
+
+
+def selection(name: str, file: File) -> Iterator[str]:
+    """Checks a selection, on made-up clients and in small runs. file: defines it."""
+    from fednet.data.loading import call
+    from fednet.experiment import candidates
+    from fednet.records.manifest import Candidate
+
+    part = registry.selection.get(name)
+    options = _default_options(registry.selection, name)
+    known = [
+        Candidate(
+            id=i, n=10 + i, round=1 + i % 4, times=1, loss=1 / (1 + i), seconds=float(1 + i % 3)
+        )
+        for i in range(0, 20, 2)
+    ]
+    known += [Candidate(id=i, n=10 + i) for i in range(1, 20, 2)]
+    known.sort(key=lambda one: one.id)
+
+    def chosen() -> list[int]:
+        rng = streams.rng(0, "selection", 5)
+        given = {"round": 5, "available": list(known), "asked": 4, "rng": rng}
+        return candidates.checked(part, call(part, given, options, "selection"), known, 4)
+
+    first = chosen()
+    must(first == chosen(), f"{name}: one seed gave two selections; draw from `rng` only.")
+    yield f"of 20 clients selects {', '.join(map(str, first))}"
+    yield from _repeats(name, file.config({"selection": {"name": name}}), file.path, "round")
 
 
 def compressor(name: str) -> Iterator[str]:

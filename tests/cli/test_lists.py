@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fednet import registry
 from fednet.cli.main import main
+from tests.conftest import forgotten
+
+SELECTIONS = Path(__file__).parents[2] / "configs" / "examples" / "selections.py"
 
 
 def sets(*texts: str) -> list[str]:
@@ -21,9 +25,18 @@ def listed(capsys, *words: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("what", registry.ALL)
 def test_every_part_has_a_line(what, capsys):
-    names = registry.ALL[what].names()
+    load = ["--load", str(SELECTIONS)] if what == "selections" else []
+    with forgotten():
+        found = listed(capsys, what, *load).keys()
+        names = registry.ALL[what].names()
     assert names
-    assert set(names) <= listed(capsys, what).keys()
+    assert set(names) <= found
+
+
+def test_selections_are_those_of_loaded_files(capsys):
+    with forgotten():
+        assert main(["list", "selections"]) == 0
+    assert "--load FILE.py" in capsys.readouterr().out
 
 
 def test_algorithms_show_their_cost_and_what_each_side_keeps(capsys):
