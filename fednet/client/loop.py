@@ -118,16 +118,18 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class Done:
     """Holds what came of a task: a reply, or a failure, or neither where a planned fault keeps it
-    silent. faults: those to act out when it is sent, by kind. due: when it may be sent, on the
-    monotonic clock. fatal: the failure ends the process.
+    silent.
     """
 
     given: p.Given
     reply: EncodedReply | None = None
     failed: m.Failed | None = None
     faults: Mapping[str, float] = field(default_factory=dict)
+    """Planned faults to act out when it is sent, by kind."""
     due: float = 0.0
+    """When it may be sent, on the monotonic clock."""
     fatal: BaseException | None = None
+    """The failure that ends the process."""
 
 
 class RoundLines:
@@ -187,28 +189,23 @@ class RoundLines:
 
 
 class ClientLoop:
-    """Carries out the protocol's instructions after messages, finished tasks and ticks.
-
-    prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
-    only for another run. curve: the connection is encrypted, or its bytes are counted as if it
-    were. inline: tasks are done within `step`, because the server runs in this process too. run:
-    the directory in which the server is found. faults: planned faults are acted out. gpu_share: of
-    a GPU that this process may use. most: clients of this process.
-    """
+    """Carries out the protocol's instructions after messages, finished tasks and ticks."""
 
     def __init__(
         self,
         protocol: p.ClientProtocol,
         transport: ClientTransport,
+        # builds data and model for a run, and opens its book; called again only for another run
         prepare: Callable[[ClientLoop, m.Welcome], Prepared],
         *,
-        curve: bool,
+        curve: bool,  # the connection is encrypted, or its bytes are counted as if it were
+        # tasks are done within `step`, because the server runs in this process too
         inline: bool = False,
-        run: Path | None = None,
-        faults: bool = False,
+        run: Path | None = None,  # the directory in which the server is found
+        faults: bool = False,  # planned faults are acted out
         devices: Sequence[str] = ("cpu",),
-        gpu_share: float = 1.0,
-        most: int = 1,
+        gpu_share: float = 1.0,  # of a GPU that this process may use
+        most: int = 1,  # clients of this process
     ) -> None:
         self.protocol = protocol
         self.transport = transport

@@ -48,14 +48,14 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a policy file and a policy have in common. allow: kinds of payload that may leave; None
-    for every kind. hide: what a join does not say of this process and its machine. text: options
-    of the site's own parts, whose text the server may choose (see `check_text`).
-    """
+    """What a policy file and a policy have in common."""
 
     allow: tuple[str, ...] | None = None
+    """Kinds of payload that may leave; None: every kind."""
     hide: tuple[Literal["host", "pid", "device", "versions"], ...] = ()
+    """What a join does not say of this process and its machine."""
     text: tuple[str, ...] = ()
+    """Options of the site's own parts, whose text the server may choose (see `check_text`)."""
     download: bool = False
     faults: bool = False
     privacy: BudgetSection | None = None
@@ -74,15 +74,15 @@ class PolicyFile(Limits, frozen=True):
 
 
 class Policy(Limits, frozen=True):
-    """Says what a client process may do. data: this site's data. places: folders below which a path
-    that the server names may be read. local: the user of this process wrote the server's
-    configuration too.
-    """
+    """Says what a client process may do."""
 
     ids: numbers.Ids | None = None
     data: Path | None = None
+    """This site's data."""
     places: tuple[Path, ...] = ()
+    """Folders below which a path that the server names may be read."""
     local: bool = False
+    """The user of this process wrote the server's configuration too."""
 
     @classmethod
     def of_run(cls, data: Path | None) -> Policy:

@@ -73,20 +73,18 @@ class _Device:
 class SlotPool:
     """Makes queued calls, in a thread for each slot of each device. Any thread may use it. Without
     packs a processor trains one client at a time, with all cores of its process.
-
-    gpu_share: of a GPU's memory, where other processes are known to use it too. most: clients that
-    this process hosts. inline: the calls are made while the caller is in `work_inline`, by itself
-    or, if there is more than one slot, by threads: they would only take Python's lock from it.
-    changed() is called when the number of tasks that may run at once changes.
     """
 
     def __init__(
         self,
         devices: Sequence[str],
-        most: int,
+        most: int,  # clients that this process hosts
         *,
-        gpu_share: float = 1.0,
+        gpu_share: float = 1.0,  # of a GPU's memory, where other processes are known to use it too
+        # the calls are made while the caller is in `work_inline`, by itself or, if there is more
+        # than one slot, by threads: they would only take Python's lock from it.
         inline: bool = False,
+        # called when the number of tasks that may run at once changes
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._devices = [_Device(name) for name in devices]

@@ -50,21 +50,22 @@ from fednet.wire.compress import Chain
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Holds what both sides build from one configuration. federation: None if sites bring their own
-    data. sha256, hollow: see `models.start`. unlike: the settings of clients with a model of their
-    own.
-    """
+    """Holds what both sides build from one configuration."""
 
     config: Config
     algorithm: Algorithm
     setting: Setting
     data: Data | None
     federation: Federation | None
+    """None if sites bring their own data."""
     down: Codec
     up: Codec
     sha256: str
+    """Of the initial model (see `models.start`); "" if it is not needed."""
     hollow: bool
+    """Whether the server has not sent the initial model's values yet."""
     unlike: Mapping[int, Setting]
+    """The settings of clients with a model of their own."""
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -125,18 +125,16 @@ class Replay:
 class Faults:
     """The planned faults of a running server: which fault strikes which client, what has struck
     already, and a replay. A fault strikes a client only in a round in which it has a task.
-
-    struck: before a resume. note(round, kind): records a crash of the server, before it happens.
-    usual: the exchange in which faults strike that name none. exchanges: of a round.
     """
 
     def __init__(
         self,
         config: Config,
-        struck: set[tuple[int, int, str]],
+        struck: set[tuple[int, int, str]],  # before a resume: round, client and kind
+        # records a crash of the server in a round, before it happens
         note: Callable[[int, str], None],
-        usual: int,
-        exchanges: int,
+        usual: int,  # the exchange in which faults strike that name none
+        exchanges: int,  # of a round
     ) -> None:
         self.config = config
         self.replay = Replay.of(config, exchanges)

@@ -57,13 +57,6 @@ DATASETS = {
 class Cell:
     """One run behind a table.
 
-    config: its whole configuration, in the configuration's keys, for `fednet.config.from_mapping`.
-    figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
-    the first is the one the table is about. versus: the cell's method is measured against this
-    method of the same column; target_round: by the accuracy that has after so many rounds. kept:
-    the settings that the mini scale does not change. no_run: the figure is the best of several
-    settings that the paper does not name, so that nothing can be run.
-
     Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
     accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
     pfl_accuracy, drift_accuracy, class_spread, max_drop, avg_drop, avg_increase, rounds_to_target,
@@ -79,12 +72,22 @@ class Cell:
     dataset: str
     heterogeneity: str
     config: JsonDict
+    """Its whole configuration, in the configuration's keys, for `fednet.config.from_mapping`."""
     figures: dict[str, float | None] = field(default_factory=dict)
+    """By measure, what the paper prints (accuracies in percent), None where it prints none. The
+    first is the one the table is about.
+    """
     variant: str = ""  # what else tells it from its neighbours: a model, a number of epochs
     versus: str | None = None
+    """The cell's method is measured against this method of the same column."""
     target_round: int | None = None
+    """It is measured by the accuracy that `versus` has after so many rounds."""
     kept: JsonDict = field(default_factory=dict)
+    """The settings that the mini scale does not change."""
     no_run: bool = False
+    """The figure is the best of several settings that the paper does not name, so that nothing can
+    be run.
+    """
 
     @property
     def name(self) -> str:

@@ -105,19 +105,20 @@ class OutgoingReply(Sending, kw_only=True):
 
 @dataclass(slots=True)
 class HeldTask:
-    """A task of this process. body: all of the payload, or room for it. window: of a payload that
-    is coming; None before it is asked for. shared: body is the equal payload of another task, so
-    what comes is not kept. earlier: an earlier server process asked for it. reply: what came of it,
-    until all of it is sent.
-    """
+    """A task of this process."""
 
     task: m.Task
     body: Content
+    """All of the payload, or room for it."""
     state: ClientTaskState = ClientTaskState.GONE
     window: Receiving | None = None
+    """Of a payload that is coming; None before it is asked for."""
     shared: bool = False
+    """`body` is the equal payload of another task, so what comes is not kept."""
     earlier: bool = False
+    """An earlier server process asked for it."""
     reply: OutgoingReply | None = None
+    """What came of it, until all of it is sent."""
 
 
 @dataclass(slots=True)
@@ -125,21 +126,23 @@ class ClientProtocol:
     """A client process: its connection, and its clients' tasks. Each method handles an event, and
     returns what to do.
 
-    join: its first message over each connection, which says what it is and whom it hosts; slots and
-    session change. room(): bytes of memory that a payload may take. part: bytes of a payload's
-    parts, but the last.
-    own_links: each client has a link of its own: payloads need not wait for each other.
-    beside: a task of a later round does not end other clients' tasks. largest(key): the most bytes
-    of a task's payload that the run declares. All payloads together have room for `slots` tasks,
-    one that is ahead and one that is cancelled.
+    All payloads together have room for `slots` tasks, one that is ahead and one that is cancelled.
     """
 
     join: m.Join
+    """Its first message over each connection, which says what it is and whom it hosts; slots and
+    session change.
+    """
     room: Callable[[], int] = capacity.free_memory
+    """Returns the bytes of memory that a payload may take."""
     part: int = PART
+    """Bytes of a payload's parts, but the last."""
     own_links: bool = False
+    """Each client has a link of its own: payloads need not wait for each other."""
     beside: bool = False
+    """A task of a later round does not end other clients' tasks."""
     largest: Callable[[Key], int] = lambda key: MOST
+    """Returns the most bytes of a task's payload that the run declares."""
 
     state: ClientState = ClientState.AWAY
     run: str = ""

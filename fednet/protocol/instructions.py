@@ -39,17 +39,16 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`.
-
-    taken_s: seconds since its worker started with the task. up_conn: the connection that the reply
-    came over. down_conn: the one that its task went over.
-    """
+    """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`."""
 
     reply: m.Reply
     worker: str
     taken_s: float = 0.0
+    """Seconds since its worker started with the task."""
     up_conn: bytes = b""
+    """The connection that the reply came over."""
     down_conn: bytes = b""
+    """The one that its task went over."""
 
 
 class Resolved(msgspec.Struct, frozen=True):

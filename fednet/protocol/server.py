@@ -66,18 +66,6 @@ class ServerProtocol:
     """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
     do what it returns. What it knows can be read: the client processes in `roster`, the tasks of
     the open phase, or of the last one, in `tasks`, by client.
-
-    welcome(ids, session): the answer to a join.
-    key_refusal(user, client): why that key may not speak for the client; "" if it may.
-    no_key(client): why no key may speak for the client now; "" if one may.
-    site_name(client): the name of its site, "" where it has none.
-    declared(key, form, judge): raises RemoteProtocolError for a reply that is not of the form and
-    size that the method declares; judge: with the evaluation within the task. rules: until a phase
-    gives its own. part: bytes of a payload's parts, but the last. open: how many clients there may
-    be, where more may join the run while it goes on. round: the last that earlier servers of the
-    run completed.
-    refused: how many messages were refused. strikes: by connection, messages in this round that
-    belong to nothing.
     """
 
     def __init__(
@@ -85,20 +73,26 @@ class ServerProtocol:
         run: str,
         incarnation: int,
         clients: int,
-        welcome: Callable[[list[int], str], m.Welcome],
+        welcome: Callable[[list[int], str], m.Welcome],  # (ids, session): the answer to a join
         now: float,
         *,
         files: Mapping[str, str] | None = None,
         layout: str = "",
+        # why that key may not speak for the client; "" if it may
         key_refusal: Callable[[str | None, int], str] = lambda user, client: "",
+        # why no key may speak for the client now; "" if one may
         no_key: Callable[[int], str] = lambda client: "",
+        # the name of its site, "" where it has none
         site_name: Callable[[int], str] = lambda client: "",
+        # (key, form, judge): raises RemoteProtocolError for a reply that is not of the form and
+        # size that the method declares; judge: with the evaluation within the task
         declared: Callable[[Key, Sequence[Field], bool], None] = lambda key, form, judge: None,
-        rules: Rules | None = None,
-        part: int = m.PART,
+        rules: Rules | None = None,  # until a phase gives its own
+        part: int = m.PART,  # bytes of a payload's parts, but the last
         class_names: str = "",
+        # how many clients there may be, where more may join the run while it goes on
         open: int | None = None,
-        round: int = 0,
+        round: int = 0,  # the last that earlier servers of the run completed
     ) -> None:
         self.run, self.incarnation, self.clients, self.part = run, incarnation, clients, part
         self.now = now  # of the event that is being dealt with
@@ -109,7 +103,8 @@ class ServerProtocol:
         self.tasks: dict[int, TrackedTask] = {}
         self.roster = Roster(now, no_key, site_name)
         self.sites = Sites(class_names)
-        self.refused = 0
+        self.refused = 0  # messages
+        # By connection, messages in this round that belong to nothing.
         self.strikes: dict[bytes, int] = {}
         self._out: list[Instruction] = []
         self._welcome, self._key_refusal, self._declared = welcome, key_refusal, declared

@@ -19,18 +19,22 @@ def before_cut(size: int, share: float) -> int:
 
 
 class Receiving(msgspec.Struct):
-    """size: bytes of the payload; part: of each of its parts, but the last. got, granted: parts.
-    until: bytes after which nothing more is asked for, because the sender is then gone. short:
-    bytes at which a planned fault may cut it, None: none is planned; ended: it has.
-    """
+    """A payload that comes in parts."""
 
     size: int
+    """Bytes of the payload."""
     part: int
+    """Bytes of each of its parts, but the last."""
     got: int = 0
+    """Parts that came."""
     granted: int = 0
+    """Parts that were asked for."""
     until: int | None = None
+    """Bytes after which nothing more is asked for, because the sender is then gone."""
     short: int | None = None
+    """Bytes at which a planned fault may cut it; None: none is planned."""
     ended: bool = False
+    """The planned fault has cut it."""
 
     @property
     def ahead(self) -> int:

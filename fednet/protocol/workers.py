@@ -310,15 +310,17 @@ class Sites:
 
     All sites have the same names of classes in the same order, or one number would stand for two
     classes: those of the configuration, else those of the first site that has any.
-
-    declared: samples to train on by client, at its first join; an earlier server's are put back by
-    `recall`. facts: what was said last, by client. names: digest of the names that the
-    configuration gives, "" where it gives none.
     """
 
-    def __init__(self, names: str = "") -> None:
+    def __init__(
+        self,
+        # digest of the names that the configuration gives, "" where it gives none
+        names: str = "",
+    ) -> None:
+        # Samples to train on by client, at its first join. An earlier server's are put back by
+        # `recall`.
         self.declared: dict[int, int] = {}
-        self.facts: dict[int, m.SiteFacts] = {}
+        self.facts: dict[int, m.SiteFacts] = {}  # what was said last, by client
         self._names, self._named_by = names, "the server's configuration"
 
     def recall(self, notes: Iterable[JsonMapping]) -> None:

@@ -15,15 +15,16 @@ from fednet.report import status
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run's directory, with the log of `fednet serve` beside it. state: in a word; rounds: how
-    many it has completed, or began; changed: when a file of it last changed, in seconds since 1970.
-    """
+    """A run's directory, with the log of `fednet serve` beside it."""
 
     path: Path
     state: str
+    """In a word."""
     rounds: int
+    """How many it has completed, or began."""
     bytes: int
     changed: float
+    """When a file of it last changed, in seconds since 1970."""
 
     def days(self, now: float) -> float:
         """Returns its age."""

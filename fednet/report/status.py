@@ -51,21 +51,24 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """A client process, or clients that are not connected. since, seen: when they connected and
-    when their last message came, in seconds since the epoch. site: its name. did, round: what
-    they did last, and in which round. why: why they are not connected, or not ready.
-    """
+    """A client process, or clients that are not connected."""
 
     clients: tuple[Stretch, ...]
     connected: bool = False
     why: str = ""
+    """Why they are not connected, or not ready."""
     site: str = ""
+    """Its name."""
     host: str = ""
     pid: int = 0
     since: float | None = None
+    """When they connected, in seconds since the epoch."""
     seen: float | None = None
+    """When their last message came, in seconds since the epoch."""
     did: str = ""
+    """What they did last."""
     round: int | None = None
+    """In which round they did it."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,11 +20,14 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """bits: of an entry, its sign included. clip: c. most: w_max."""
+    """Whole numbers that stand for real ones (symbols as above)."""
 
     bits: int
+    """Of an entry, its sign included."""
     clip: float
+    """c, the largest absolute value of an entry."""
     most: int = 1
+    """w_max, the largest weight."""
 
     @property
     def levels(self) -> int:

@@ -21,20 +21,23 @@ STEPS = ("keys", "shares", "masked", "consistency", "unmask")
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a round. cohort: its clients, ascending. threshold: the share of them that must
-    answer in each step. length: entries of a vector. largest: absolute value of an entry at one
-    client. context: bytes that differ from round to round. degree: of the graph (secagg+). order:
-    a permutation of the cohort's places, by which the graph is drawn.
-    """
+    """The terms of a round."""
 
     protocol: Protocol
     cohort: tuple[int, ...]
+    """Its clients, ascending."""
     threshold: float
+    """The share of them that must answer in each step."""
     length: int
+    """Entries of a vector."""
     largest: int
+    """Absolute value of an entry at one client."""
     context: bytes
+    """Bytes that differ from round to round."""
     degree: int = 0
+    """Of the graph (secagg+)."""
     order: tuple[int, ...] = ()
+    """A permutation of the cohort's places, by which the graph is drawn."""
 
     def wrong(self) -> str:
         """Returns why nothing can be aggregated under these terms, or ""."""

@@ -35,10 +35,8 @@ GPU_BLOCK = 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """A value: named tensors laid out by `layout`.
-
-    vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all
-    three as immutable: operations return new ones and may share what they do not change.
+    """A value: named tensors laid out by `layout`. Treat them as immutable: operations return new
+    ones and may share what they do not change.
 
     Arithmetic (`+`, `-`, `*`, `/`, `plus`) is on the parameters alone. The result has the buffers
     and counters of the left operand; `with_buffers` gives it those of another.
@@ -46,8 +44,11 @@ class Tensors:
 
     layout: Layout
     vector: torch.Tensor
+    """(P,) float32, the parameters."""
     buffers: torch.Tensor
+    """(B,) float32."""
     counters: torch.Tensor
+    """(I,) int64."""
 
     # -- making ------------------------------------------------------------------------------------
     @classmethod

@@ -74,16 +74,17 @@ CHILD = "import sys; from fednet.tools import check; check.die(*sys.argv[1:])"
 
 @dataclass(frozen=True)
 class File:
-    """What a user's file is checked with. root: the folder that datasets read (default: as `fednet
-    run` finds it); sets: `key.path=value` texts for the small runs; models, datasets: the names of
-    those that the file registers.
-    """
+    """What a user's file is checked with."""
 
     path: Path
     root: Path | None = None
+    """The folder that datasets read (default: as `fednet run` finds it)."""
     sets: Sequence[str] = ()
+    """`key.path=value` texts for the small runs."""
     models: Sequence[str] = ()
+    """The names of those that the file registers."""
     datasets: Sequence[str] = ()
+    """The names of those that the file registers."""
 
     @cached_property
     def data(self) -> dict[str, Data]:

@@ -35,13 +35,14 @@ Augment = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The result of `host.train`. x: the local model; run: n_i, K_i, mean loss; extra: the extra
-    tensors after training.
-    """
+    """The result of `host.train`."""
 
     x: Tensors
+    """The local model."""
     run: Run
+    """n_i, K_i, mean loss."""
     extra: Tensors | None = None
+    """The extra tensors after training."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

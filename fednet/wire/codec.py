@@ -165,16 +165,16 @@ Cache = dict[str, tuple[Tensors, bytes, torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Codec:
-    """Encodes and decodes payloads of one direction.
-
-    layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt:
-    names of buffers that may hold values that are not finite, since the initial model's do.
-    """
+    """Encodes and decodes payloads of one direction."""
 
     layout: Layout
+    """Of what crosses."""
     chains: Mapping[str, Chain]
+    """Compressor chains by kind."""
     buffers: bool = True
+    """Whether they cross."""
     exempt: frozenset[str] = frozenset()
+    """Names of buffers that may hold values that are not finite, since the initial model's do."""
 
     @cached_property
     def shared(self) -> bool:

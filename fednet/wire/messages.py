@@ -65,18 +65,19 @@ class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True):
-    """One payload field as encoded. size: bytes on the wire; raw: before compression; parts: (name,
-    dtype, shape) of the arrays inside, where the declaration leaves them open.
-    """
+    """One payload field as encoded."""
 
     name: Name
     kind: Name
     size: Index
+    """Bytes on the wire."""
     raw: Index
+    """Bytes before compression."""
     parts: Annotated[
         list[tuple[Name, Name, Annotated[list[Index], msgspec.Meta(max_length=8)]]],
         msgspec.Meta(max_length=64),
     ] = []
+    """(name, dtype, shape) of the arrays inside, where the declaration leaves them open."""
 
 
 Form = Annotated[list[Field], msgspec.Meta(max_length=64)]
@@ -102,16 +103,17 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", kw_only=True):
 
 
 class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What a site tells of its data. train: samples; test: labels or values of its test samples,
-    one each, or one for each position of a sequence; classes: training samples by class; names:
-    digest of the names of the classes in order, "" where they have none.
-    """
+    """What a site tells of its data."""
 
     client: Index
     train: SampleCount
+    """Training samples."""
     test: SampleCount
+    """Labels or values of its test samples, one each, or one for each position of a sequence."""
     classes: list[SampleCount] = []
+    """Training samples by class."""
     names: Digest = ""
+    """Digest of the names of the classes in order, "" where they have none."""
 
 
 # -- from the client -------------------------------------------------------------------------------
@@ -171,22 +173,26 @@ class Slots(Message, tag="slots", frozen=True):
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part,
     else to be pulled. The fields of the evaluation within a task, if one was asked for, are behind
-    the method's own. check: digest of the payload's bytes; state: SHA-256 of the client's new
-    state ("" if the method keeps none); kept: whether a version of it was written, which the next
-    task must name; seconds: that the task took; split: of these in training, evaluating and
-    encoding; reported: what the method says of the client in this round (`host.report`), where the
-    site lets statistics out.
+    the method's own.
     """
 
     key: Key
     form: Form
     size: Index
     check: Check = b""
+    """Digest of the payload's bytes."""
     state: Digest = ""
+    """SHA-256 of the client's new state ("" if the method keeps none)."""
     kept: bool = False
+    """Whether a version of it was written, which the next task must name."""
     seconds: Seconds = 0.0
+    """Seconds that the task took."""
     split: Annotated[list[Seconds], msgspec.Meta(max_length=3)] = []
+    """Seconds of these in training, evaluating and encoding."""
     reported: Annotated[dict[Name, float], msgspec.Meta(max_length=REPORTS)] = {}
+    """What the method says of the client in this round (`host.report`), where the site lets
+    statistics out.
+    """
 
 
 class Failed(Message, tag="failed", frozen=True):
@@ -241,20 +247,20 @@ class Standing(Message, tag="standing", frozen=True):
 
 
 class Task(Message, tag="task", frozen=True):
-    """Work for a client. start: the state version it starts from ("" = its initial state); state:
-    that state's SHA-256, "" where the server has none on record; keep: the version that the
-    server's last checkpoint names; enrol: how many of the form's fields are the enrolment that
-    comes before `Down`.
-    """
+    """Work for a client."""
 
     key: Key
     form: Form
     size: Index
     check: Check = b""
     start: Version = ""
+    """The state version it starts from ("" = its initial state)."""
     state: Digest = ""
+    """That state's SHA-256, "" where the server has none on record."""
     keep: Version = ""
+    """The version that the server's last checkpoint names."""
     enrol: Index = 0
+    """How many of the form's fields are the enrolment that comes before `Down`."""
     judge: bool = False  # evaluate within this task
     deadline_s: Seconds | None = None
     faults: Annotated[list[Fault], msgspec.Meta(max_length=1024)] = []

@@ -25,28 +25,30 @@ Indices = npt.NDArray[np.uint32]
 
 
 class Part:
-    """biased: the mean of what is decoded is not what was encoded, so that error feedback is
-    needed. contracts: E||C(x) - x||^2 < ||x||^2 for x other than 0, which error feedback needs.
-    omega: where E C(x) = x, or rounding is all that is lost, the least that is known with
-    E||C(x) - x||^2 <= omega ||x||^2; None: where not.
-    """
+    """A step of a compressor chain. C(x) is what is decoded from x."""
 
     paper: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
     biased: ClassVar[bool] = False
+    """E C(x) is not x, so that error feedback is needed."""
     contracts: bool = True
+    """E||C(x) - x||^2 < ||x||^2 for x other than 0, which error feedback needs."""
     omega: float | None = None
+    """The least that is known with E||C(x) - x||^2 <= omega ||x||^2, where E C(x) = x or rounding
+    is all that is lost; None: where not.
+    """
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one end keeps from message to message, by name. known: as it was; next: where what
-    follows is written; field: before each name.
-    """
+    """What one end keeps from message to message, by name."""
 
     known: Mapping[str, torch.Tensor]
+    """As it was."""
     next: dict[str, torch.Tensor]
+    """Where what follows is written."""
     field: str = ""
+    """Before each name."""
 
     def of(self, field: str) -> Memory:
         """Returns what is kept for one field of the messages."""
