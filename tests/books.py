@@ -10,6 +10,7 @@ from fednet.journal.book import Book, add_kinds
 from fednet.journal.events import Account, Name, Started
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
+from fednet.records import Messages
 
 
 def useful(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -19,6 +20,11 @@ def useful(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
         if row["useful"]:
             add_kinds(found[row["direction"]], row["kinds"])
     return found
+
+
+def each(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a book, one for each message."""
+    return [message.line() for row in rows for message in Messages.of(row).each()]
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:

@@ -34,6 +34,7 @@ from typing import Any
 from unittest import mock
 
 from fednet.launch.parent import die_with_parent
+from tests.books import each
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 180.0  # nothing takes so long: it ends a test that would hang
@@ -195,11 +196,14 @@ def port() -> int:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file of JSON lines that may still be written to."""
+    """Return the whole lines of a file of JSON lines that may still be written to; of a book, a
+    row for each message.
+    """
     if not path.exists():
         return []
     whole, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    found = [json.loads(line) for line in whole.splitlines()]
+    return each(found) if path.name.startswith("wire") else found
 
 
 # -- a federation of four clients ------------------------------------------------------------------

@@ -10,7 +10,18 @@ import pytest
 
 from fednet.cli.display import round_line, summary_rows
 from fednet.files import checked, read_lines
-from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
+from fednet.records import (
+    FILES,
+    METRICS,
+    Client,
+    Event,
+    Messages,
+    Metric,
+    Round,
+    Summary,
+    Wire,
+    table,
+)
 from fednet.report import costs, curves, metrics, open_run, page, tables, verify
 from tests.report.fake_run import jsonl, opened, write
 from tests.rooms import lines, run
@@ -19,7 +30,7 @@ from tests.rooms import lines, run
 def test_the_lines_of_a_run_are_written_again_as_they_were(tmp_path):
     """The rows of each file, by attribute and by key."""
     directory = run(tmp_path, evaluate={"clients": "all"})
-    for name, kind in FILES.items():
+    for name, kind in {**FILES, "wire": Messages}.items():
         records = list(read_lines(directory / f"{name}.jsonl"))
         assert records
         for record in records:
@@ -29,7 +40,7 @@ def test_the_lines_of_a_run_are_written_again_as_they_were(tmp_path):
             assert dict(row) == row.line()
 
 
-@pytest.mark.parametrize("kind", [Round, Client, Wire, Summary])
+@pytest.mark.parametrize("kind", [Round, Client, Wire, Messages, Summary])
 def test_an_unknown_field_is_ignored_and_a_missing_one_has_its_default(kind):
     row = kind.of({"of_a_later_version": {"x": 1}})
     assert row == kind()

@@ -3,6 +3,7 @@ it.
 
     events    what can happen
     book      the events added up: open accounts, replies that wait, rows of wire.jsonl
+    rows      messages that are alike as one row of wire.jsonl
     file      the events on disk: the only log of a server that the next one goes on from
     journal   takes each event down in both
 

@@ -28,10 +28,9 @@ from fednet.journal.events import (
     Verdict,
     Welcomed,
 )
-from fednet.plain import JsonDict
+from fednet.journal.rows import Row, together
 from fednet.wire.messages import Field, Key, Purpose
 
-Row = JsonDict  # of wire.jsonl, with the fields of `records.Wire`
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
 
@@ -78,7 +77,8 @@ class Book:
 
     def apply(self, event: Event) -> Sequence[Row]:
         """Returns the rows that are known now."""
-        return _APPLY[type(event)](self, event)
+        rows = _APPLY[type(event)](self, event)
+        return together(rows) if len(rows) > 1 else rows
 
     def open_of(self, conn: bytes) -> dict[Name, Account]:
         """The accounts that a connection has open, by name."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fednet.journal.book import Book, Row
+from fednet.journal.book import Book
 from fednet.journal.events import Accepted, Event, Forgotten, Kept
 from fednet.journal.file import LONG, JournalFile
+from fednet.journal.rows import Row
 
 
 class Journal:

@@ -3,7 +3,7 @@ a round.
 
     rounds.jsonl   Round      events.jsonl              Event
     clients.jsonl  Client     summary.json              Summary
-    wire.jsonl     Wire       checkpoint/manifest.json  `manifest`
+    wire.jsonl     Messages   checkpoint/manifest.json  `manifest`
 
 The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
 not know, and a field that a line leaves out has its default. Each number that is shown is a line of
@@ -14,6 +14,7 @@ from fednet.records.rows import EVALUATED_MODELS as EVALUATED_MODELS
 from fednet.records.rows import FILES as FILES
 from fednet.records.rows import Client as Client
 from fednet.records.rows import Event as Event
+from fednet.records.rows import Messages as Messages
 from fednet.records.rows import Round as Round
 from fednet.records.rows import Summary as Summary
 from fednet.records.rows import Wire as Wire

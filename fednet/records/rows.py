@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import KeysView, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
@@ -229,22 +229,13 @@ class Client(Row, kw_only=True):
     device: str | None = None
 
 
-class Wire(Row, kw_only=True):
-    """A line of wire.jsonl: a message, its bytes by kind, and whether it was useful.
-
-    count: of several equal ones; worker: whose heartbeats they are; reason: why it was not useful;
-    lost: it may not have arrived; staleness: of a reply in an asynchronous run, the updates since
-    the model that it started from. final: of the evaluation after the last round.
-    """
+class _Crossed(Row, kw_only=True):
+    """What a message has in common with all that are alike."""
 
     round: int = 0
-    client: int = -1
     direction: str = ""
     type: str = ""
-    kinds: dict[str, int] = {}
-    envelope: int = 0
     bytes: int = 0
-    raw_bytes: int = 0
     useful: bool = True
     purpose: str = "train"
     incarnation: int = 0
@@ -254,8 +245,94 @@ class Wire(Row, kw_only=True):
     worker: str | None = None
     reason: str | None = None
     lost: bool | None = None
-    staleness: int | None = None
     final: bool | None = None
+
+
+class Wire(_Crossed, kw_only=True):
+    """A message: its bytes by kind, and whether it was useful. A line of wire.jsonl has one or
+    several, see `Messages`.
+
+    count: of several equal ones; worker: whose heartbeats they are; reason: why it was not useful;
+    lost: it may not have arrived; staleness: of a reply in an asynchronous run, the updates since
+    its model.
+    """
+
+    client: int = -1
+    kinds: dict[str, int] = {}
+    envelope: int = 0
+    raw_bytes: int = 0
+    staleness: int | None = None
+
+
+Each = int | list[int]  # one number for all messages, or one for each
+
+
+class Messages(_Crossed, kw_only=True):
+    """A line of wire.jsonl: a message, or those of several clients that are alike.
+
+    client: of one message; clients: of several, ascending, with runs of ids as (first, last). What
+    differs between them is a list, in the order of `clients`. bytes: of all together. Raises
+    ValueError for a list of another length.
+    """
+
+    client: int | None = None
+    clients: list[int | tuple[int, int]] | None = None
+    kinds: dict[str, Each] = {}
+    envelope: Each = 0
+    raw_bytes: Each = 0
+    staleness: Each | None = None
+
+    def __post_init__(self) -> None:
+        for ids in self.clients or ():
+            if not isinstance(ids, int) and ids[0] > ids[1]:
+                raise ValueError(f"clients: {ids[0]} to {ids[1]}")
+        n = len(self)
+        for value in (*self.kinds.values(), self.envelope, self.raw_bytes, self.staleness):
+            if isinstance(value, list) and len(value) != n:
+                raise ValueError(f"{len(value)} numbers for {n} messages")
+
+    def __len__(self) -> int:
+        """How many messages these are."""
+        if self.clients is None:
+            return 1
+        return sum([1 if isinstance(i, int) else i[1] - i[0] + 1 for i in self.clients])
+
+    def each(self) -> Iterator[Wire]:
+        """Yields one message after the other."""
+        same = {name: getattr(self, name) for name in _Crossed.__struct_fields__}
+        for k, client in enumerate(self._ids()):
+            kinds = {kind: _at(n, k) for kind, n in self.kinds.items()}
+            envelope = _at(self.envelope, k)
+            if self.clients is not None:
+                same["bytes"] = envelope + sum(kinds.values())
+            staleness = None if self.staleness is None else _at(self.staleness, k)
+            own: JsonDict = {"client": client, "kinds": kinds, "envelope": envelope}
+            yield Wire(**same, **own, raw_bytes=_at(self.raw_bytes, k), staleness=staleness)
+
+    def _ids(self) -> Iterator[int]:
+        if self.clients is None:
+            yield -1 if self.client is None else self.client
+        for ids in self.clients or ():
+            if isinstance(ids, int):
+                yield ids
+            else:
+                yield from range(ids[0], ids[1] + 1)
+
+    def summed(self) -> Wire:
+        """Returns one message of no client, with the bytes of all together."""
+        same = {name: getattr(self, name) for name in _Crossed.__struct_fields__}
+        n = len(self)
+        kinds = {kind: _sum(one, n) for kind, one in self.kinds.items()}
+        envelope = _sum(self.envelope, n)
+        return Wire(**same, kinds=kinds, envelope=envelope, raw_bytes=_sum(self.raw_bytes, n))
+
+
+def _at(value: Each, k: int) -> int:
+    return value[k] if isinstance(value, list) else value
+
+
+def _sum(value: Each, n: int) -> int:
+    return sum(value) if isinstance(value, list) else n * value
 
 
 class Event(Row, kw_only=True):

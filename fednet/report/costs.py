@@ -43,7 +43,7 @@ SENT = {
 
 
 class Spent:
-    """The bytes of a run, read from `wire.jsonl` one row at a time.
+    """The bytes of a run, read from `wire.jsonl` one line at a time.
 
     bytes: by the values of FIELDS. raw: payload before compression, by direction; messages: their
     number, by direction; servers: the numbers of the run's server processes.
@@ -53,10 +53,11 @@ class Spent:
         self.bytes = Counter[tuple[int, str, str, str, str]]()
         self.raw, self.messages = Counter(up=0, down=0), Counter(up=0, down=0)
         servers: dict[int, set[int]] = defaultdict(set)
-        for w in run.lines("wire"):
+        for line in run.grouped_messages():
+            w = line.summed()
             servers[round_of(w)].add(w.incarnation)
             self.raw[w.direction] += w.raw_bytes
-            self.messages[w.direction] += 1
+            self.messages[w.direction] += len(line)
             self._count(w, _use(w), 1)
         self.servers = set[int]().union(*servers.values())
         # Only a round in which two servers took part can have a payload twice.
@@ -134,14 +135,12 @@ def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
 
     # The last server that each payload was sent to or from. A row without payload is the last only
     # if the payload never crossed.
-    last: dict[tuple[object, ...], int] = {}
-    crossed: set[tuple[object, ...]] = set()
+    bare = dict[tuple[object, ...], int]()
+    payload = dict[tuple[object, ...], int]()
     for w, what in used():
-        if any(w.kinds.values()):
-            crossed.add(what)
-        elif what in crossed:
-            continue
-        last[what] = w.incarnation
+        of = payload if any(w.kinds.values()) else bare
+        of[what] = max(of.get(what, 0), w.incarnation)
+    last = {**bare, **payload}
     for w, what in used():
         if last[what] not in (0, w.incarnation):
             yield w

@@ -24,7 +24,7 @@ from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.files import read_text
 from fednet.places import expanded, runs
 from fednet.plain import JsonDict, meet
-from fednet.records import FILES, Client, Event, Round, Summary, Wire, reading
+from fednet.records import FILES, Client, Event, Messages, Round, Summary, Wire, reading
 from fednet.records.table import OWN
 
 if TYPE_CHECKING:
@@ -89,9 +89,15 @@ class Run:
     # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
         """Yields the rows of `NAME.jsonl`, one at a time: those of a long run need not fit in
-        memory.
+        memory. Of `wire.jsonl` they are single messages.
         """
+        if name == "wire":
+            return (message for line in self.grouped_messages() for message in line.each())
         return reading.rows(self.dir, self.dir / f"{name}.jsonl", FILES[name])
+
+    def grouped_messages(self) -> Iterator[Messages]:
+        """Yields the lines of `wire.jsonl`, each with the messages that are alike."""
+        return reading.rows(self.dir, self.dir / "wire.jsonl", Messages)
 
     # -- often needed ------------------------------------------------------------------------------
     @property

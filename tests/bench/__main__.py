@@ -21,7 +21,7 @@ from fednet.cli import values
 from fednet.cli.common import Parser, guarded
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from tests.bench import card, round, secagg
+from tests.bench import books, card, round, secagg
 from tests.bench.run import machine
 from tests.bench.workloads import WORKLOADS
 
@@ -80,6 +80,11 @@ def _replies(args: argparse.Namespace, folder: Path) -> Shown:
         yield record, [replies.line(record)]
 
 
+def _books(args: argparse.Namespace, folder: Path) -> Shown:
+    for record in books.bench(args.clients or [10_000], args.rounds, args.repeat, folder):
+        yield record, [books.line(record)]
+
+
 def _secagg(args: argparse.Namespace, folder: Path) -> Shown:
     print(secagg.HEAD, flush=True)
     for record in secagg.bench(args.clients or [10, 50, 200], args.dropout or [0.0, 0.1, 0.3]):
@@ -135,6 +140,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Path], Shown], st
     "card": ("all that is measured on a GPU", _card, "device part limit"),
     "pack": ("several clients trained as one", _pack, "workload clients device repeat"),
     "replies": ("small replies a second, by connections", _replies, "connections repeat"),
+    "books": ("size of the books, and seconds of a report", _books, "clients rounds repeat"),
     "secagg": ("secure aggregation: bytes and seconds", _secagg, "clients dropout"),
 }
 

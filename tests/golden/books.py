@@ -96,7 +96,7 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     Messages that belong to no task are left out: their sizes depend on the process's number.
     """
     import tests.preloaded  # noqa: F401 - once, for all the processes that are forked
-    from fednet.files import read_lines
+    from fednet.report import open_run
 
     fork = multiprocessing.get_context("fork")
     resume, status = False, -signal.SIGKILL
@@ -108,7 +108,7 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     if status:
         raise SystemExit(f"the server ended with status {status}")
     rows, total, raw = Counter[str](), Counter[str](), Counter[str]()
-    for row in read_lines(out / "run" / "wire.jsonl"):
+    for row in open_run(out / "run").lines("wire"):
         if row["client"] < 0:
             continue
         use = "useful" if row["useful"] else row.get("reason") or "spent"

@@ -32,6 +32,8 @@ STEPS = (
     "accept",
     "accept",
     "verdict",
+    "cohort",
+    "cohort",
     "part",
     "beat",
     "once",
@@ -76,9 +78,19 @@ class Server:
             self.events.append(Accepted(message, self.down.pop(key), self.up.pop(key)))
             self.accepted.append(key)
         elif kind == "verdict" and self.accepted:
-            whose = self.accepted.pop(n % len(self.accepted))
-            reason = "left out" if n % 3 == 0 else ""
-            self.events.append(Verdict([(whose, reason, n if n % 2 else None)]))
+            settled = [self.accepted.pop(n % len(self.accepted))]
+            if client == 0:
+                settled += self.accepted
+                self.accepted = []
+            replies = []
+            for k, whose in enumerate(settled):
+                reason = "left out" if (n + k // 2) % 3 == 0 else ""
+                replies.append((whose, reason, n + k if n % 2 else None))
+            self.events.append(Verdict(replies))
+        elif kind == "cohort":
+            for other in range(client + 1):
+                for part in ("task", "reply", "accept"):
+                    self.step(part, other, n + other * (n % 2))
         elif kind == "beat":
             self.events.append(Crossed((conn, "up", "beat", 0), "beat", n, counted=True))
         elif kind in ("once", "undo"):
@@ -111,7 +123,7 @@ class Server:
 @st.composite
 def streams(draw: st.DrawFn) -> list[Event]:
     server = Server()
-    steps = st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(1, 50))
+    steps = st.tuples(st.sampled_from(STEPS), st.integers(0, 4), st.integers(1, 50))
     for kind, client, n in draw(st.lists(steps, max_size=60)):
         server.step(kind, client, n)
     return server.events

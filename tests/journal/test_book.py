@@ -25,6 +25,7 @@ from fednet.journal.events import (
     Verdict,
 )
 from fednet.wire.messages import Key, Reply
+from tests.books import each
 from tests.journal.streams import streams
 
 KEY = Key(2, 0, 0, 7)
@@ -33,7 +34,7 @@ CONN = b"conn"
 
 def fold(events: Sequence[Event], book: Book | None = None) -> tuple[Book, list[Row]]:
     book = book or Book()
-    return book, [row for event in events for row in book.apply(event)]
+    return book, each(row for event in events for row in book.apply(event))
 
 
 def crossed(

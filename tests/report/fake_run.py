@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,12 @@ def write(
     drop: dict[int, dict[int, str]] | None = None,
     seconds: float = 2.0,
     share: float = 0.5,
+    spend: Callable[[int, Sequence[int]], dict[str, int]] | None = None,
     **more: Any,
 ) -> Path:
     """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round:
-    {client: reason}}; share: of the clients, in a round.
+    {client: reason}}; share: of the clients, in a round. spend(round, clients): the bytes of that
+    round by direction, whose rows the caller writes to wire.jsonl.
     """
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
@@ -102,17 +104,14 @@ def write(
         cohort = chosen[t - 1]
         gone = {i: why for i, why in (drop or {}).get(t, {}).items() if i in cohort}
         done = [i for i in cohort if i not in gone]
-        here = []
-        for i in cohort:
-            here.append(row(t, i, "down", "task", {"state": state}, ENVELOPE))
-            if i in done:
-                here.append(row(t, i, "up", "reply", {"state": state, "statistics": 24}, ENVELOPE))
-        here.append(
-            row(
-                t, cohort[0], "up", "heartbeat", {}, 20, useful=False, purpose="connection", count=2
-            )
-        )
-        wire += here
+        if spend is not None:
+            spent = spend(t, cohort)
+        else:
+            here = messages(t, cohort, done, state)
+            wire += here
+            spent = dict.fromkeys(("up", "down"), 0)
+            for w in here:
+                spent[w["direction"]] += w["bytes"]
         a = accuracy[t - 1]
         by_class: tuple[list[int] | None, list[int] | None] = (None, None)
         judged: list[dict[str, Any]] = []
@@ -177,8 +176,8 @@ def write(
                 "correct_by_class": by_class[0],
                 "total_by_class": by_class[1],
                 "client_accuracy": means or None,
-                "bytes_up": sum(w["bytes"] for w in here if w["direction"] == "up"),
-                "bytes_down": sum(w["bytes"] for w in here if w["direction"] == "down"),
+                "bytes_up": spent["up"],
+                "bytes_down": spent["down"],
                 "model_sha256": sha(algorithm, seed, t),
                 "tensor_sha256": {
                     "0.weight": sha(algorithm, seed, t, "w"),
@@ -187,7 +186,8 @@ def write(
                 "clients_sha256": sha(algorithm, seed, t, "clients"),
             }
         )
-    jsonl(path / "wire.jsonl", wire)
+    if spend is None:
+        jsonl(path / "wire.jsonl", wire)
     jsonl(path / "rounds.jsonl", lines)
     jsonl(path / "clients.jsonl", people)
     jsonl(
@@ -203,6 +203,22 @@ def write(
 def opened(path: Path, **more: Any) -> Run:
     """The run that `write` makes of the same arguments."""
     return open_run(write(path, **more))
+
+
+def messages(
+    t: int, cohort: Sequence[int], done: Sequence[int], state: int
+) -> list[dict[str, Any]]:
+    """The rows of a round: a task for each client, the replies of those who are done, and the
+    heartbeats of one.
+    """
+    found = []
+    for i in cohort:
+        found.append(row(t, i, "down", "task", {"state": state}, ENVELOPE))
+        if i in done:
+            found.append(row(t, i, "up", "reply", {"state": state, "statistics": 24}, ENVELOPE))
+    beats = {"useful": False, "purpose": "connection", "count": 2}
+    found.append(row(t, cohort[0], "up", "heartbeat", {}, 20, **beats))
+    return found
 
 
 def row(

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from fednet.journal.rows import together
 from fednet.records import reading
 from fednet.report import canvas, costs, figures, page
 from fednet.report.read import open_run
@@ -80,20 +81,42 @@ def test_figures_make_no_cell_that_a_page_does_not_show(large):
     assert held < 8 * cells
 
 
-def test_rounds_done_again_are_of_use_once(tmp_path):
+def test_messages_in_one_line_cost_what_they_cost_each_in_its_own(tmp_path):
+    path = write(tmp_path / "a", rounds=2, clients=6, share=1.0, drop={2: {3: "late"}})
+    rows = [
+        *[r.line() for r in open_run(path).wire],
+        *[wire_row(2, k, "up", "reply", {"state": 7 + k}, k, useful=False) for k in range(3)],
+        *[wire_row(3, k, "up", "pull", {}, 9, raw_bytes=k, staleness=k) for k in (5, 1, 0)],
+    ]
+    jsonl(path / "wire.jsonl", rows)
+    apart = costs.ledger(open_run(path))
+    lines = together(rows)
+    assert len(lines) < len(rows) / 3
+    jsonl(path / "wire.jsonl", lines)
+    one = costs.ledger(open_run(path))
+    assert (one.bytes, one.raw, one.messages) == (apart.bytes, apart.raw, apart.messages)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_rounds_done_again_are_of_use_once(tmp_path, swapped):
     path = write(tmp_path / "a", rounds=3, clients=4)
     before = costs.ledger(open_run(path))
     rows = [r.line() for r in open_run(path).wire]
-    again = [{**r, "incarnation": 2} for r in rows if r["round"] == 2]
+    repeated = [r for r in rows if r["round"] == 2]
+    sent_twice = [r for r in repeated if r["useful"]]
+    again = [
+        {**r, "incarnation": 2, "envelope": r["envelope"] + 1, "bytes": r["bytes"] + 1}
+        for r in repeated
+    ]
     late = wire_row(2, 9, "up", "reply", {"state": 7}, 1)  # by the first server alone
-    jsonl(path / "wire.jsonl", [*rows, late, *again])
+    first = [*rows, late]
+    jsonl(path / "wire.jsonl", [*again, *first] if swapped else [*first, *again])
     after = costs.ledger(open_run(path))
     used = before.by_round("useful")
-    assert after.by_round("useful") == {**used, 2: used[2] + 8}
+    assert after.by_round("useful") == {**used, 2: used[2] + len(sent_twice) + 8}
     ways = [book.by("direction", kind="state", use="used") for book in (before, after)]
     assert ways[1] == {**ways[0], "up": ways[0]["up"] + 7}
-    assert after.by_round()[2] == 2 * before.by_round()[2] + 8
-    once = sum(r["bytes"] for r in again if r["useful"] and r["kinds"])
+    assert after.by_round()[2] == 2 * before.by_round()[2] + len(again) + 8
     assert "round repeated" not in before.by("use")
-    assert after.by("use")["round repeated"] == once
+    assert after.by("use")["round repeated"] == sum(r["bytes"] for r in sent_twice)
     assert (before.servers, after.servers) == ({1}, {1, 2})
