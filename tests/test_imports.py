@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fednet
+from tests.report import fake_run
 
 ROOT = Path(__file__).parents[1]
 FILES = [*(ROOT / "fednet").rglob("*.py")]
@@ -53,6 +54,23 @@ assert "torch._dynamo" not in sys.modules
 
 def test_help_and_lists_import_nothing_heavy_and_sgd_no_compiler():
     subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, timeout=120, check=True)
+
+
+REPORTS = """
+import sys
+from fednet.cli import main
+run, page = sys.argv[1:]
+assert main.main(["report", run, "--out", page, "--quiet"]) == 0
+assert main.main(["compare", run]) == 0
+assert main.main(["verify", run, run]) == 0
+assert "torch" not in sys.modules
+"""
+
+
+def test_what_reads_run_directories_does_not_import_torch(tmp_path):
+    run = fake_run.write(tmp_path / "a", rounds=2)
+    words = [sys.executable, "-c", REPORTS, str(run), str(tmp_path / "a.html")]
+    subprocess.run(words, cwd=ROOT, timeout=120, check=True)
 
 
 def test_everything_that_is_exported_is_there():

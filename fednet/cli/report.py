@@ -27,9 +27,9 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
 def opened(paths: Sequence[Path]) -> list[Run]:
     """The named runs; of a sweep's folder, all its cells that are done."""
     from fednet.report import open_run
-    from fednet.sweep import cells
+    from fednet.sweep import order
 
-    return [open_run(run) for path in paths for run in cells.ended(path) or [path]]
+    return [open_run(run) for path in paths for run in order.ended(path) or [path]]
 
 
 def counted_and_labelled(parser: argparse.ArgumentParser) -> None:

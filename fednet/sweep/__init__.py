@@ -2,5 +2,5 @@
 and `fednet reproduce`.
 
 Imported by `papers` and `cli`.
-Read in this order: grid, cells.
+Read in this order: grid, order, cells.
 """

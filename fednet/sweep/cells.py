@@ -29,6 +29,7 @@ from fednet.launch.parent import RunProcess
 from fednet.launch.start import check_code
 from fednet.plain import JsonDict
 from fednet.server.watch import stop_signals_handled
+from fednet.sweep import order
 
 LOOK_S = 0.05  # between two looks at the processes
 REFUSED = ConfigError.exit_status  # the configuration or the data are at fault
@@ -98,22 +99,6 @@ class RunSpec:
         return whole
 
 
-def ended(folder: Path) -> list[Path]:
-    """Returns the runs of a sweep's folder that are done, in the order of the sweep: `fednet
-    compare` compares the others with the first. Last come those that the file of the order lacks:
-    of two commands that begin at once, one may write over the other's names.
-    """
-    there = sorted(path.parent.name for path in (folder / ".cells").glob("*/config.yaml"))
-    names = dict.fromkeys([*_order(folder), *there])
-    return [folder / name for name in names if (folder / name / "summary.json").exists()]
-
-
-def _order(folder: Path) -> list[str]:
-    """Returns the names in the file of the order, also those of a damaged one."""
-    path = folder / ".cells" / "order"
-    return path.read_text("utf-8", "replace").splitlines() if path.exists() else []
-
-
 def command(task: RunSpec, options: Sequence[str]) -> list[str]:
     """Returns the command line that starts a run, or continues it if it was begun."""
     line = [sys.executable, "-m", "fednet.cli.main", "run", str(task.books / "config.yaml")]
@@ -156,10 +141,7 @@ def work(
     placement.check(device)  # once, not by each run
     waiting = {task.run: (task, task.check()) for task in tasks}
     for folder in {task.folder for task in tasks}:
-        mine = [task.name for task in tasks if task.folder == folder]
-        names = dict.fromkeys([*_order(folder), *mine])  # after those of earlier commands
-        (folder / ".cells").mkdir(parents=True, exist_ok=True)
-        write_aside(folder / ".cells" / "order", "".join(f"{name}\n" for name in names))
+        order.append(folder, [task.name for task in tasks if task.folder == folder])
     going: list[Running] = []
     signals: list[int] = []  # that asked this process to stop
     halted: tuple[str, bool] | None = None  # where, and whether by the keyboard
