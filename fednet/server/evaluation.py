@@ -6,265 +6,338 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from fednet import records, world
-from fednet.algorithms.base import Algorithm, Tensors
+from fednet import world
+from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
+from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import evaluated_clients, evaluation_due
+from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
-from fednet.records import Client
+from fednet.records import Client, Round
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
-from fednet.server import exchange, exports
+from fednet.server import exports
 from fednet.server.exchange import OpenRound, RunState
 from fednet.server.guards import lowered, share_of_one
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
 from fednet.training.evaluation import evaluate as evaluate_model
+from fednet.training.hosts import ServerHost
+from fednet.training.setting import Pair
 from fednet.training.tasks import has_accuracy
 
-if TYPE_CHECKING:
-    from fednet.server.session import Session
-
 DOUBTFUL = 0.01
+# (round, what goes down, the state before, whether it is the run's last): what the clients found
+Ask = Callable[[int, Payload, RunState, bool], dict[int, dict[str, Counts]]]
 Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
-def newest(session: Session, server: State) -> Tensors | None:
-    """The shared model, or shared part, as it is evaluated and written out: its BatchNorm
-    statistics are measured over the public or the test inputs, where the clients' do not come up.
+class Evaluator:
+    """Evaluates a run's models, and has its clients evaluate them.
+
+    test, validation: the server's inputs and labels, where it has them and evaluates.
+    measured_over: whose inputs BatchNorm's statistics are measured over, `public` or `test`; None
+    where there is no need to, or where the sites have all samples. own_model: what a client's own
+    model is: `personal`, or `local` where the method keeps none.
     """
-    x = session.method.shared_part(server)
-    if x is None or session.measured_over is None:
-        return x
-    inputs = session.test if session.measured_over == "test" else session.host.public_inputs
-    assert inputs is not None
-    return session.host.recalibrated(x, inputs[0])
 
+    def __init__(
+        self,
+        experiment: Experiment,
+        host: ServerHost,
+        files: RunDirectory,
+        warn: Callable[[str], None],
+        ask: Ask,
+    ) -> None:
+        """warn: gets a sentence for each metric that may be off."""
+        self.experiment, self.host, self.files = experiment, host, files
+        self.config, self.method = experiment.config, experiment.algorithm
+        self._warn, self._ask = warn, ask
+        self._doubted: set[str] = set()  # metrics that were warned of
+        self.own_model = "personal" if self.method.personalised else "local"
+        self.test: Pair | None = None
+        self.validation: Pair | None = None
+        federation, device = experiment.federation, host.device
+        if federation is not None and self.config.evaluate.every:
+            data, held = federation.data, federation.only(federation.validation)
+            if data.n_test:
+                self.test = data.inputs(data.test[0], device), data.test[1].to(device)
+            if held is not None:
+                self.validation = held.inputs(held.train[0], device), held.train[1].to(device)
+        self.measured_over: str | None = None
+        if experiment.uncalibrated and host.public is not None:
+            self.measured_over = "public"
+        elif experiment.uncalibrated and self.test is not None:
+            self.measured_over = "test"
 
-# -- a round ---------------------------------------------------------------------------------------
-def evaluate(session: Session, round: OpenRound) -> Tensors | None:
-    """Adds the round's training loss and, in a round with an evaluation, the scores of its model.
-    Returns the model: in such a round as it was evaluated (see `newest`).
-    """
-    config, method, record, after = session.config, session.method, round.record, round.after
-    weights = dict.fromkeys(round.runs, 1.0)
-    if not equal_weights(config):
-        weights = method.weights(after.server, round.runs)
-    total = sum([weights[client] for client in round.runs])
-    if total:
-        losses = [weights[client] * run.loss for client, run in sorted(round.runs.items())]
-        record.train_loss = sum(losses) / total
-    if not evaluation_due(config, round.number):
-        return method.shared_part(after.server)
-    model = newest(session, after.server)
-    score(session, record, model)
-    if config.evaluate.clients == "all":
-        round.evaluated = ask_all(session, round.number, model, after, final=False)
-    left_out = {c: round.evaluated[c] for c in world.held_out(config) & round.evaluated.keys()}
-    may_train = {c: found for c, found in round.evaluated.items() if c not in left_out}
-    names = set[str]()  # of the models that were evaluated
-    if may_train:
-        found = pooled(may_train, largest_share(session, may_train))
-        names |= found.keys()
-        if has_accuracy(session.host.task):
-            record.client_accuracy = {name: accuracy for name, (accuracy, _) in found.items()}
-        measured = {name: metrics_of(session, counts) for name, (_, counts) in found.items()}
-        record.client_metrics = measured if any(measured.values()) else None
-    if left_out:
-        found = pooled(left_out, largest_share(session, left_out))
-        names |= found.keys()
-        if has_accuracy(session.host.task):
-            record.held_out = {name: accuracy for name, (accuracy, _) in found.items()}
-    if "personal" in names:
-        record.own_model = session.own_model
-    return model
+    def newest(self, server: State) -> Tensors | None:
+        """The shared model, or shared part, as it is evaluated and written out: its BatchNorm
+        statistics are measured over the public or the test inputs, where the clients' do not come
+        up.
+        """
+        x = self.method.shared_part(server)
+        if x is None or self.measured_over is None:
+            return x
+        inputs = self.test if self.measured_over == "test" else self.host.public_inputs
+        assert inputs is not None
+        return self.host.recalibrated(x, inputs[0])
 
+    # -- a round -----------------------------------------------------------------------------------
+    def evaluate(self, round: OpenRound) -> Tensors | None:
+        """Adds the round's training loss and, in a round with an evaluation, the scores of its
+        model. Returns the model: in such a round as it was evaluated (see `newest`).
+        """
+        config, method, record, after = self.config, self.method, round.record, round.after
+        weights = dict.fromkeys(round.runs, 1.0)
+        if not equal_weights(config):
+            weights = method.weights(after.server, round.runs)
+        total = sum([weights[client] for client in round.runs])
+        if total:
+            losses = [weights[client] * run.loss for client, run in sorted(round.runs.items())]
+            record.train_loss = sum(losses) / total
+        if not evaluation_due(config, round.number):
+            return method.shared_part(after.server)
+        model = self.newest(after.server)
+        self.score(record, model)
+        if config.evaluate.clients == "all":
+            round.evaluated = self.ask_all(round.number, model, after, final=False)
+        left_out = {c: round.evaluated[c] for c in world.held_out(config) & round.evaluated.keys()}
+        may_train = {c: found for c, found in round.evaluated.items() if c not in left_out}
+        names = set[str]()  # of the models that were evaluated
+        if may_train:
+            found = pooled(may_train, self.largest_share(may_train))
+            names |= found.keys()
+            if has_accuracy(self.host.task):
+                record.client_accuracy = {name: accuracy for name, (accuracy, _) in found.items()}
+            measured = {name: self.metrics_of(counts) for name, (_, counts) in found.items()}
+            record.client_metrics = measured if any(measured.values()) else None
+        if left_out:
+            found = pooled(left_out, self.largest_share(left_out))
+            names |= found.keys()
+            if has_accuracy(self.host.task):
+                record.held_out = {name: accuracy for name, (accuracy, _) in found.items()}
+        if "personal" in names:
+            record.own_model = self.own_model
+        return model
 
-def metrics_of(session: Session, counts: Counts) -> dict[str, float]:
-    """The metrics of `evaluate.metrics`; and the loss, where the task has no accuracy."""
-    doubt(session, counts)
-    found = counts.metrics(session.config.evaluate.metrics)
-    if not has_accuracy(session.host.task):
-        found = {"loss": counts.mean_loss, **found}
-    return found
+    def metrics_of(self, counts: Counts) -> dict[str, float]:
+        """The metrics of `evaluate.metrics`; and the loss, where the task has no accuracy."""
+        self.doubt(counts)
+        found = counts.metrics(self.config.evaluate.metrics)
+        if not has_accuracy(self.host.task):
+            found = {"loss": counts.mean_loss, **found}
+        return found
 
+    def score(self, record: Round, model: Tensors | None) -> None:
+        """Adds the global model's scores on the server's test set."""
+        section, host = self.config.evaluate, self.host
+        if not self.method.has_global or not section.global_ or model is None:
+            return
+        if self.test is not None:
+            module, size = host.model(model), section.batch_size
+            counts = evaluate_model(module, self.test, host.task, size, tuple(host.setting.more))
+            record.test_loss = counts.mean_loss
+            if has_accuracy(host.task):
+                record.set(
+                    test_accuracy=counts.accuracy,
+                    correct_by_class=counts.table[0].tolist(),
+                    total_by_class=counts.table[1].tolist(),
+                )
+            if section.metrics:
+                record.metrics = counts.metrics(section.metrics)
+                self.doubt(counts)
+            if self.validation is not None and has_accuracy(host.task):
+                held = evaluate_model(module, self.validation, host.task, size)
+                record.validation_accuracy = held.accuracy
+        record.batch_norm_measured_over = self.measured_over
 
-def score(session: Session, record: records.Round, model: Tensors | None) -> None:
-    """Adds the global model's scores on the server's test set."""
-    section, host = session.config.evaluate, session.host
-    if not session.method.has_global or not section.global_ or model is None:
-        return
-    if session.test is not None:
-        module, size = host.model(model), section.batch_size
-        counts = evaluate_model(module, session.test, host.task, size, tuple(host.setting.more))
-        record.test_loss = counts.mean_loss
-        if has_accuracy(host.task):
-            record.set(
-                test_accuracy=counts.accuracy,
-                correct_by_class=counts.table[0].tolist(),
-                total_by_class=counts.table[1].tolist(),
-            )
+    def doubt(self, counts: Counts) -> None:
+        """Warns, once in a run, of a metric that may be off by more than `DOUBTFUL`."""
+        if not counts.n:
+            return
+        for name, error in metrics.errors(self.config.evaluate.metrics, counts.more()).items():
+            if error > DOUBTFUL and name not in self._doubted:
+                self._doubted.add(name)
+                self._warn(
+                    f"{name} may be off by {error:.2g}: many samples have almost the same score, "
+                    f"and are counted as equal"
+                )
+
+    def evaluate_last(self, round: OpenRound, progress: RunProgress) -> None:
+        """Where the run ends with this round, which was not evaluated: its global model is, as the
+        one that the run leaves.
+        """
+        if not self.config.evaluate.every or evaluation_due(self.config, round.number):
+            return
+        model = self.newest(round.after.server)
+        self.score(round.record, model)
+        round.record.set(**self.hashes(round.after, model))
+        self.note_best(progress, round.record, model)
+
+    def hashes(self, after: RunState, model: Tensors | None) -> JsonDict:
+        """The record's hashes of what a round left, and of the model as it was evaluated."""
+        whole, by_name = model_hashes(self.method, after.server)
+        found = {
+            "model_sha256": whole,
+            "tensor_sha256": by_name if self.config.record.tensors else None,
+            "clients_sha256": combine(s for _, s in sorted(after.states.items()) if s),
+        }
+        if model is not None and model is not self.method.shared_model(after.server):
+            found["evaluated_sha256"] = model.sha256()
+        return found
+
+    def note_best(self, progress: RunProgress, record: Round, model: Tensors | None) -> None:
+        """Notes the round as the best so far, where it is."""
+        name, best = self.config.stop.metric, progress.best
+        if name == "accuracy" and self.config.stop.accuracy is None:
+            name = "accuracy" if has_accuracy(self.host.task) else "test_loss"
+        # The clients' own models where there is no global model or test set.
+        if name in ("test_loss", "validation_accuracy"):
+            value, model_of = record.get(name), "global"
+        elif record.test_accuracy is not None:
+            value, model_of = record.test_accuracy, "global"
+            if name != "accuracy":
+                value = (record.metrics or {}).get(name)
+        else:
+            value, model_of = (record.client_accuracy or {}).get("personal"), self.own_model
+            if name != "accuracy":
+                value = (record.client_metrics or {}).get("personal", {}).get(name)
+        # No later value would be better than a NaN.
+        if value is None or not math.isfinite(value):
+            return
+        lower = metrics.lower_is_better(name)
+        if best is None or (value < best if lower else value > best):
+            progress.best, progress.best_round, progress.best_of = value, record.round, model_of
+            if self.config.checkpoint.best and model is not None:
+                named = self.experiment.state_dict(model)
+                exports.save_model(self.files.path / "best.safetensors", named)
+
+    # -- the last evaluation -----------------------------------------------------------------------
+    def evaluate_run(self, progress: RunProgress, carried: RunState) -> list[JsonDict]:
+        """The clients are asked once, at the end. Returns their lines."""
+        config, section = self.config, self.config.evaluate
+        # What an earlier end of the run found was of another model.
+        progress.client_metrics, progress.confusion = {}, {}
+        if not section.every:
+            return []
+        model, evaluated, lines = self.newest(carried.server), dict[int, Any](), list[JsonDict]()
+        left_out = world.held_out(config)
+        if section.clients != "none":
+            self.files.flush()
+            rows = read_lines(self.files.path / "rounds.jsonl")
+            took_part = {c for row in rows for c in row["completed"]}
+            evaluated = self.ask_all(progress.round, model, carried, final=True)
+            for client, counts_by_model in sorted(evaluated.items()):
+                row = self.client_row(progress.round, client, counts_by_model)
+                row.final, row.took_part = True, client in took_part
+                row.held_out = client in left_out or None
+                lines.append(row.line())
+        may_train = {c: found for c, found in evaluated.items() if c not in left_out}
+        found = pooled(may_train, self.largest_share(may_train))
         if section.metrics:
-            record.metrics = counts.metrics(section.metrics)
-            doubt(session, counts)
-        if session.validation is not None and has_accuracy(host.task):
-            held = evaluate_model(module, session.validation, host.task, size)
-            record.validation_accuracy = held.accuracy
-    record.batch_norm_measured_over = session.measured_over
+            by_model = {
+                name: counts.metrics(section.metrics) for name, (_, counts) in found.items()
+            }
+            progress.client_metrics = by_model
 
+        # `Summary.confusion`: of the global model on the server's test set; without one, of the
+        # global model, or else the clients' own models, on the clients' tests.
+        host, method = self.host, self.method
+        own = "global" if method.has_global else "personal"
+        if "confusion" not in host.setting.more:
+            return lines
+        if method.has_global and section.global_ and model is not None and self.test is not None:
+            module, size = host.model(model), section.batch_size
+            counts = evaluate_model(module, self.test, host.task, size, ("confusion",))
+            progress.confusion = {"model": "global", "tested_on": "server"}
+        elif own in found:
+            counts = found[own][1]
+            shown = "global" if method.has_global else self.own_model
+            progress.confusion = {"model": shown, "tested_on": "clients"}
+        else:
+            return lines
+        progress.confusion["counts"] = counts.more()["confusion"].tolist()
+        return lines
 
-def doubt(session: Session, counts: Counts) -> None:
-    """Warns, once in a run, of a metric that may be off by more than `DOUBTFUL`."""
-    if not counts.n:
-        return
-    for name, error in metrics.errors(session.config.evaluate.metrics, counts.more()).items():
-        if error > DOUBTFUL and name not in session.doubted:
-            session.doubted.add(name)
-            session.how.display.warn(
-                f"{name} may be off by {error:.2g}: many samples have almost the same score, and "
-                f"are counted as equal"
-            )
+    def ask_all(
+        self, round: int, model: Tensors | None, carried: RunState, final: bool
+    ) -> dict[int, dict[str, Counts]]:
+        """The accuracies of all clients asked, by client. model: the shared model or part."""
+        question, method = self.experiment.evaluation, self.method
+        values: dict[str, object] = {
+            name: getattr(carried.server, name)
+            for name in method.shared_state
+            if name in question.fields
+        }
+        if question.weights_field is not None:
+            if model is None:  # a method that has a global model, and gave none
+                self.files.event("not_evaluated", round, clients=evaluated_clients(self.config))
+                return {}
+            values[question.weights_field] = model
+        evaluated = self._ask(round, question(**values), carried, final)
+        if not method.personalised:  # who never trained has no model but the global one
+            for client in world.held_out(self.config) & evaluated.keys():
+                for name in ("personal", "balanced"):
+                    evaluated[client].pop(name, None)
+        return evaluated
 
+    def largest_share(self, evaluated: Evaluated) -> float | None:
+        """The largest part of the clients' accuracy that one may have: the sizes of test sets are
+        the sites' own word where they bring their data.
+        """
+        known = self.experiment.federation is not None
+        return None if known else share_of_one(self.experiment, len(evaluated))
 
-def evaluate_last(session: Session, round: OpenRound, progress: RunProgress) -> None:
-    """Where the run ends with this round, which was not evaluated: its global model is, as the one
-    that the run leaves.
-    """
-    if not session.config.evaluate.every or evaluation_due(session.config, round.number):
-        return
-    model = newest(session, round.after.server)
-    score(session, round.record, model)
-    round.record.set(**hashes(session, round.after, model))
-    note_best(session, progress, round.record, model)
-
-
-def hashes(session: Session, after: RunState, model: Tensors | None) -> JsonDict:
-    """The record's hashes of what a round left, and of the model as it was evaluated."""
-    whole, by_name = model_hashes(session.method, after.server)
-    found = {
-        "model_sha256": whole,
-        "tensor_sha256": by_name if session.config.record.tensors else None,
-        "clients_sha256": combine(s for _, s in sorted(after.states.items()) if s),
-    }
-    if model is not None and model is not session.method.shared_model(after.server):
-        found["evaluated_sha256"] = model.sha256()
-    return found
-
-
-def note_best(
-    session: Session, progress: RunProgress, record: records.Round, model: Tensors | None
-) -> None:
-    """Notes the round as the best so far, where it is."""
-    name, best = session.config.stop.metric, progress.best
-    if name == "accuracy" and session.config.stop.accuracy is None:
-        name = "accuracy" if has_accuracy(session.host.task) else "test_loss"
-    # The clients' own models where there is no global model or test set.
-    if name in ("test_loss", "validation_accuracy"):
-        value, model_of = record.get(name), "global"
-    elif record.test_accuracy is not None:
-        value, model_of = record.test_accuracy, "global"
-        if name != "accuracy":
-            value = (record.metrics or {}).get(name)
-    else:
-        value, model_of = (record.client_accuracy or {}).get("personal"), session.own_model
-        if name != "accuracy":
-            value = (record.client_metrics or {}).get("personal", {}).get(name)
-    # No later value would be better than a NaN.
-    if value is None or not math.isfinite(value):
-        return
-    lower = metrics.lower_is_better(name)
-    if best is None or (value < best if lower else value > best):
-        progress.best, progress.best_round, progress.best_of = value, record.round, model_of
-        if session.config.checkpoint.best and model is not None:
-            named = session.experiment.state_dict(model)
-            exports.save_model(session.directory / "best.safetensors", named)
-
-
-# -- the last evaluation ---------------------------------------------------------------------------
-def evaluate_run(session: Session, progress: RunProgress, carried: RunState) -> list[JsonDict]:
-    """The clients are asked once, at the end. Returns their lines."""
-    config, section = session.config, session.config.evaluate
-    # What an earlier end of the run found was of another model.
-    progress.client_metrics, progress.confusion = {}, {}
-    if not section.every:
-        return []
-    model, evaluated, lines = newest(session, carried.server), dict[int, Any](), list[JsonDict]()
-    left_out = world.held_out(config)
-    if section.clients != "none":
-        session.files.flush()
-        rows = read_lines(session.directory / "rounds.jsonl")
-        took_part = {c for row in rows for c in row["completed"]}
-        evaluated = ask_all(session, progress.round, model, carried, final=True)
-        for client, counts_by_model in sorted(evaluated.items()):
-            row = client_row(session, progress.round, client, counts_by_model)
-            row.final, row.took_part = True, client in took_part
+    # -- clients.jsonl -----------------------------------------------------------------------------
+    def client_lines(self, round: OpenRound) -> list[JsonDict]:
+        """The round's lines of clients.jsonl: of each client that evaluated or reported something,
+        the scores of its models and, if it trained in this round, its training.
+        """
+        left_out, replies, lines = world.held_out(self.config), round.main.done, []
+        for client in sorted({*round.reports, *round.evaluated}):
+            counts_by_model = round.evaluated.get(client, {})
+            row = self.client_row(round.number, client, counts_by_model)
             row.held_out = client in left_out or None
+            row.reported = dict(round.reports.get(client, {})) or None
+            run, reply = round.runs.get(client), replies.get(client)
+            if run is not None:
+                row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
+            if reply is not None:
+                worker = reply.record.worker
+                row.seconds = reply.message.seconds
+                row.set(host=worker.get("host"), device=worker.get("device"))
             lines.append(row.line())
-    may_train = {c: found for c, found in evaluated.items() if c not in left_out}
-    found = pooled(may_train, largest_share(session, may_train))
-    if section.metrics:
-        by_model = {name: counts.metrics(section.metrics) for name, (_, counts) in found.items()}
-        progress.client_metrics = by_model
-
-    # `Summary.confusion`: of the global model on the server's test set; without one, of the global
-    # model, or else the clients' own models, on the clients' tests.
-    host, method = session.host, session.method
-    own = "global" if method.has_global else "personal"
-    if "confusion" not in host.setting.more:
         return lines
-    if method.has_global and section.global_ and model is not None and session.test is not None:
-        module, size = host.model(model), section.batch_size
-        counts = evaluate_model(module, session.test, host.task, size, ("confusion",))
-        progress.confusion = {"model": "global", "tested_on": "server"}
-    elif own in found:
-        counts = found[own][1]
-        shown = "global" if method.has_global else session.own_model
-        progress.confusion = {"model": shown, "tested_on": "clients"}
-    else:
-        return lines
-    progress.confusion["counts"] = counts.more()["confusion"].tolist()
-    return lines
 
-
-def ask_all(
-    session: Session, round: int, model: Tensors | None, carried: RunState, final: bool
-) -> dict[int, dict[str, Counts]]:
-    """The accuracies of all clients asked, by client. model: the shared model or part."""
-    question, method = session.experiment.evaluation, session.method
-    values: dict[str, object] = {
-        name: getattr(carried.server, name)
-        for name in method.shared_state
-        if name in question.fields
-    }
-    if question.weights_field is not None:
-        if model is None:  # a method that has a global model, and gave none
-            session.files.event("not_evaluated", round, clients=evaluated_clients(session.config))
-            return {}
-        values[question.weights_field] = model
-    evaluated = exchange.evaluated_by_clients(session, round, question(**values), carried, final)
-    if not method.personalised:  # who never trained has no model but the global one
-        for client in world.held_out(session.config) & evaluated.keys():
-            for name in ("personal", "balanced"):
-                evaluated[client].pop(name, None)
-    return evaluated
+    def client_row(self, round: int, client: int, counts_by_model: Mapping[str, Counts]) -> Client:
+        """A line of clients.jsonl with the scores of a client's models."""
+        row = Client(round=round, client=client)
+        for model, counts in counts_by_model.items():
+            if not has_accuracy(self.host.task):
+                continue
+            scores = {
+                f"accuracy_{model}": counts.accuracy,
+                f"correct_{model}": int(counts.table[0].sum()),
+                f"tested_{model}": counts.n,
+            }
+            row.set(**scores)
+        if counts_by_model:
+            first = next(iter(counts_by_model.values()))
+            row.test_samples = counts_by_model.get("personal", first).n
+            found = {model: self.metrics_of(c) for model, c in counts_by_model.items()}
+            if any(found.values()):
+                row.metrics = found
+        return row
 
 
 # -- counts of many clients ------------------------------------------------------------------------
-def largest_share(session: Session, evaluated: Evaluated) -> float | None:
-    """The largest part of the clients' accuracy that one may have: the sizes of test sets are the
-    sites' own word where they bring their data.
-    """
-    known = session.experiment.federation is not None
-    return None if known else share_of_one(session.experiment, len(evaluated))
-
-
 def pooled(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, Counts]]:
     """By model that was evaluated: the accuracy over all test samples of the clients (not a mean of
     accuracies), and the sums of their losses and further counts. share: see `largest_share`; a
@@ -291,51 +364,6 @@ def pooled(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, 
         whole = Counts(np.zeros((2, 0), dtype=np.int64), loss, n, functools.partial(dict, sums))
         found[name] = right / sum(weights.values()), whole
     return found
-
-
-# -- clients.jsonl ---------------------------------------------------------------------------------
-def client_lines(session: Session, round: OpenRound) -> list[JsonDict]:
-    """The round's lines of clients.jsonl: of each client that evaluated or reported something, the
-    scores of its models and, if it trained in this round, its training.
-    """
-    left_out, replies, lines = world.held_out(session.config), round.main.done, []
-    for client in sorted({*round.reports, *round.evaluated}):
-        counts_by_model = round.evaluated.get(client, {})
-        row = client_row(session, round.number, client, counts_by_model)
-        row.held_out = client in left_out or None
-        row.reported = dict(round.reports.get(client, {})) or None
-        run, reply = round.runs.get(client), replies.get(client)
-        if run is not None:
-            row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
-        if reply is not None:
-            worker = reply.record.worker
-            row.seconds = reply.message.seconds
-            row.set(host=worker.get("host"), device=worker.get("device"))
-        lines.append(row.line())
-    return lines
-
-
-def client_row(
-    session: Session, round: int, client: int, counts_by_model: Mapping[str, Counts]
-) -> Client:
-    """A line of clients.jsonl with the scores of a client's models."""
-    row = Client(round=round, client=client)
-    for model, counts in counts_by_model.items():
-        if not has_accuracy(session.host.task):
-            continue
-        scores = {
-            f"accuracy_{model}": counts.accuracy,
-            f"correct_{model}": int(counts.table[0].sum()),
-            f"tested_{model}": counts.n,
-        }
-        row.set(**scores)
-    if counts_by_model:
-        first = next(iter(counts_by_model.values()))
-        row.test_samples = counts_by_model.get("personal", first).n
-        found = {model: metrics_of(session, c) for model, c in counts_by_model.items()}
-        if any(found.values()):
-            row.metrics = found
-    return row
 
 
 def model_hashes(method: Algorithm, server: State) -> tuple[str, dict[str, str]]:

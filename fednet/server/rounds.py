@@ -11,6 +11,7 @@ checkpointed, so that the clients train meanwhile. The records and the bits are 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import time
@@ -37,14 +38,16 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records import reading
 from fednet.records.manifest import Candidate, RunProgress
-from fednet.server import evaluation, exports
+from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.driver import drive
+from fednet.server.evaluation import Evaluator
 from fednet.server.exchange import (
     OpenExchange,
     OpenRound,
     RunState,
     check_states,
+    evaluated_by_clients,
     evaluations,
     open_exchange,
     record_verdict,
@@ -75,6 +78,13 @@ class Rounds:
         self.session, self.config, self.method = session, session.config, session.method
         self.io, self.faults, self.clock = session.io, session.faults, session.clock
         self.display = session.how.display
+        self.evaluator = Evaluator(
+            session.experiment,
+            session.host,
+            session.files,
+            self.display.warn,
+            functools.partial(evaluated_by_clients, session),
+        )
         self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
         self.carried: RunState
         self.sent_down: dict[str, State] = {}
@@ -187,7 +197,7 @@ class Rounds:
                 f"the run goes to its end without client(s) {as_text(self._lost)}, whose state was "
                 f"lost (since round {min(self._lost.values())})"
             )
-        lines = evaluation.evaluate_run(self.session, self.progress, self.carried)
+        lines = self.evaluator.evaluate_run(self.progress, self.carried)
         self.progress.finished = True
         self.save({"clients": lines})
 
@@ -397,12 +407,12 @@ class Rounds:
             progress.void = 0
         elif not round.spoiled:  # else a client could end the run, and nobody would know which
             progress.void += 1
-        model = evaluation.evaluate(session, round)
+        model = self.evaluator.evaluate(round)
         self.faults.at("evaluating", round.number)
         evaluated_at = time.monotonic()
         round.seconds["evaluating"] += evaluated_at - began
 
-        hashes = evaluation.hashes(session, after, model)
+        hashes = self.evaluator.hashes(after, model)
         tally = self.take_tally(round.number, progress.tasks())
         for direction, kinds in round.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
@@ -431,12 +441,12 @@ class Rounds:
         )
         progress.round = round.number
         session.watch.completed = round.number
-        evaluation.note_best(session, progress, record, model)
+        self.evaluator.note_best(progress, record, model)
         if reached(config, progress) is not None:
-            evaluation.evaluate_last(session, round, progress)
+            self.evaluator.evaluate_last(round, progress)
         lines = {"rounds": [record.line()], "clients": list[JsonDict]()}
         if config.record.clients == "each":
-            lines["clients"] = evaluation.client_lines(session, round)
+            lines["clients"] = self.evaluator.client_lines(round)
         join = self._clients_then > config.clients
         due = round.number % config.checkpoint.every == 0 or round.number == config.rounds
         if due or join or session.watch.requested:

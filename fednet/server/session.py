@@ -52,7 +52,6 @@ from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
 from fednet.training.hosts import ServerHost
-from fednet.training.setting import Pair
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.messages import WHOLE
@@ -66,11 +65,7 @@ class Session:
     checkpoint held. sent: the weights that each client was sent with its last task. blamed: who
     broke a protocol of secure aggregation: by client, in which round, and how. durable: versions of
     the clients' states in the last checkpoint. noise: what the server adds to a sum of clipped
-    updates. test, validation: the server's inputs and labels, where it has them and evaluates.
-    measured_over: whose inputs BatchNorm's statistics are measured over, `public` or `test`; None
-    where there is no need to, or where the sites have all samples. doubted: metrics that were
-    warned of. own_model: what a client's own model is: `personal`, or `local` where the method
-    keeps none.
+    updates.
     """
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
@@ -108,7 +103,6 @@ class Session:
             endpoint.pump,
             self.faults.at,
         )
-        self.doubted: set[str] = set()
         self.watch = Watch(directory, self.io, how, config.rounds, endpoint.keyring)
         self.tracker = Trackers(config, directory, how.display.note)
         federation = exp.federation
@@ -123,20 +117,6 @@ class Session:
         self.durable: dict[int, str] = {}
         key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
         self.noise = privacy.noise_of(config, "server", key, drawn)
-        self.own_model = "personal" if self.method.personalised else "local"
-        self.test: Pair | None = None
-        self.validation: Pair | None = None
-        if federation is not None and config.evaluate.every:
-            data, held = federation.data, federation.only(federation.validation)
-            if data.n_test:
-                self.test = data.inputs(data.test[0], device), data.test[1].to(device)
-            if held is not None:
-                self.validation = held.inputs(held.train[0], device), held.train[1].to(device)
-        self.measured_over: str | None = None
-        if exp.uncalibrated and public is not None:
-            self.measured_over = "public"
-        elif exp.uncalibrated and self.test is not None:
-            self.measured_over = "test"
 
     def _open_directory(self) -> None:
         """Opens the run's directory, and loads its checkpoint if there is one. What earlier servers

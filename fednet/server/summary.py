@@ -20,7 +20,7 @@ from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary, reading
 from fednet.report import metrics, open_run
-from fednet.server.evaluation import model_hashes, newest
+from fednet.server.evaluation import model_hashes
 from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
 from fednet.server.rounds import Rounds
 
@@ -28,15 +28,16 @@ from fednet.server.rounds import Rounds
 def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Summary:
     """Writes the models; returns the server's part of the summary."""
     session, config, progress = rounds.session, rounds.config, rounds.progress
+    evaluator = rounds.evaluator
     experiment, directory, server = session.experiment, session.directory, rounds.carried.server
-    model = newest(session, server)
+    model = evaluator.newest(server)
     check = None
     if model is not None:
         about = {}
         if not rounds.method.has_global:  # clients share only a part of the model
             about["trained"] = " ".join(model.layout.names)
-        if session.measured_over:
-            about["batch_norm"] = f"measured over the {session.measured_over} inputs"
+        if evaluator.measured_over:
+            about["batch_norm"] = f"measured over the {evaluator.measured_over} inputs"
         named = experiment.state_dict(model)
         check = save_model(directory / "model.safetensors", named, about)
         keep_adapters(directory, experiment, model)
@@ -69,7 +70,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
         predicted_is="exact" if exact else "a bound",
-        own_model=session.own_model,
+        own_model=evaluator.own_model,
         metrics=next((r.metrics for r in reversed(lines) if r.metrics), None),
         client_metrics=progress.client_metrics or None,
         confusion=progress.confusion or None,

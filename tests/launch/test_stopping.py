@@ -144,7 +144,7 @@ import os, signal, threading
 from fednet.algorithms.fedavg import FedAvg
 from fednet.registry import algorithm, compressor
 from fednet.server import watch
-from fednet.server import evaluation
+from fednet.server.evaluation import Evaluator
 from fednet.wire.compressors.values import Bf16
 
 watch.TOGETHER_S = 0.0
@@ -162,7 +162,7 @@ class Hangs(FedAvg):
         threading.Event().wait()
 """
 STUCK = """
-stuck, evaluate = threading.Event(), evaluation.evaluate
+stuck, evaluate = threading.Event(), Evaluator.evaluate
 
 @compressor("stuck")
 class Stuck(Bf16):
@@ -177,7 +177,7 @@ def pressed(*arguments):
     press()
     return evaluate(*arguments)
 
-evaluation.evaluate = pressed
+Evaluator.evaluate = pressed
 """
 
 

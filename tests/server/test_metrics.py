@@ -19,7 +19,7 @@ from fednet.experiment.evaluations import DetailedEvaluationReply
 from fednet.records import Round
 from fednet.records.manifest import RunProgress
 from fednet.report import figures
-from fednet.server.evaluation import note_best, pooled
+from fednet.server.evaluation import Evaluator, pooled
 from fednet.server.rounds import reached
 from fednet.tools import check
 from fednet.training.evaluation import Counts
@@ -117,11 +117,11 @@ def noted(losses: list[float], patience: int) -> tuple[RunProgress, list[str | N
     on.
     """
     config = small(rounds=9, stop={"metric": "test_loss", "patience": patience})
-    session = SimpleNamespace(config=config, own_model="")
+    evaluator = SimpleNamespace(config=config, own_model="")
     progress, why = RunProgress(run="r"), []
     for number, loss in enumerate(losses, 1):
         progress.round = number
-        note_best(session, progress, Round(round=number, test_loss=loss), None)
+        Evaluator.note_best(evaluator, progress, Round(round=number, test_loss=loss), None)
         why.append(reached(config, progress))
     return progress, why
 
