@@ -166,7 +166,7 @@ class Updates(Rounds):
                 bytes.fromhex(saved.sent),
                 start=saved.start,
                 state=self.latest.states.get(client, ""),
-                keep=session.durable.get(client, ""),
+                keep=self.records.durable.get(client, ""),
                 enrol=down.enrol,
                 round=saved.round,
             )
@@ -243,7 +243,7 @@ class Updates(Rounds):
                 self.restarted.append(client)
             elif reason.startswith(STATE_LOST):
                 check_lost(self.session, round, self.dropped, len(before.versions))
-            self.session.files.event("dropped", round, client, reason=reason)
+            self.records.files.event("dropped", round, client, reason=reason)
             record_verdict(self.session, [task])
             if reason.startswith("failed"):
                 may_stop(self.session, round, client, reason.removeprefix("failed: "))

@@ -241,7 +241,7 @@ def ask(session: Session, exchange: OpenExchange, client: int, again: bool = Fal
     spec = TaskSpec(client, round=round)
     if not again:
         spec.start, spec.state = before.versions.get(client, ""), before.states.get(client, "")
-        spec.keep = session.durable.get(client, "")
+        spec.keep = session.records.durable.get(client, "")
     asked = exchange.asked[client] = Asked(spec, exchange.at)
     if exchange.purpose == "evaluate":
         assert exchange.last is not None
@@ -310,7 +310,7 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
         session.io.record_verdict([(key, "the answer to another task", None)])
         del exchange.found[client]
     if clock is not None:
-        asked.bytes = task_bytes(session.run_id, Key(round, index, 0, client), spec)
+        asked.bytes = task_bytes(session.records.run_id, Key(round, index, 0, client), spec)
     blamed_in, why = session.blamed.get(client, (round, ""))
     fault = faults.out(round, index, [client]).get(client, "")
     asked.reason = f"blamed in round {blamed_in}: {why}" if blamed_in < round else fault
@@ -464,7 +464,7 @@ def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
     if client in exchange.noted:
         return
     exchange.noted.add(client)
-    session.files.event("dropped", exchange.round, client, reason=reason)
+    session.records.files.event("dropped", exchange.round, client, reason=reason)
     if reason.startswith("failed"):
         may_stop(session, exchange.round, client, reason.removeprefix("failed: "))
 
@@ -482,7 +482,7 @@ def begins_again(
         for name in [n for n in residuals if n.startswith(f"client {client}/")]:
             del residuals[name]
     reason = reason.removeprefix(STATE_LOST)
-    session.files.event("restarted", round, client, reason=reason)
+    session.records.files.event("restarted", round, client, reason=reason)
     log.warning("round %d: client %d begins again: %s", round, client, reason)
     return True
 
@@ -614,5 +614,5 @@ def evaluated_by_clients(
     check_states(session, exchange)
     record_verdict(session, exchange.asked.values())
     if exchange.dropped:
-        session.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
+        session.records.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
     return evaluations(session, exchange)

@@ -77,17 +77,19 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
 
 def begin(session: Session, rounds: Rounds) -> None:
     """Records that this process started, and starts the rounds from the checkpoint."""
-    resumed, n = session.resumed, session.incarnation
+    records, resumed = session.records, session.records.resumed
     here = {**determinism.versions(), "device": str(session.host.device)}
-    moved = determinism.changed_since(reading.events(session.directory, "started"), here)
-    session.files.event("started", incarnation=n, resumed=bool(resumed), versions=here)
+    moved = determinism.changed_since(reading.events(records.files.path, "started"), here)
+    records.files.event(
+        "started", incarnation=records.incarnation, resumed=bool(resumed), versions=here
+    )
     for remark in (*([moved] if moved else []), *remarks(session.experiment)):
         session.how.display.note(remark)
-        session.files.event("remark", text=remark)
+        records.files.event("remark", text=remark)
     if resumed is not None:
-        session.files.append(resumed[1].records)
+        records.files.append(resumed.progress.records)
     if session.experiment.federation is not None:
-        write_json(session.directory / "partition.json", session.experiment.federation.to_json())
+        write_json(records.files.path / "partition.json", session.experiment.federation.to_json())
     rounds.begin()
 
 

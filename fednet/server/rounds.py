@@ -77,15 +77,15 @@ class Rounds:
     def __init__(self, session: Session) -> None:
         self.session, self.config, self.method = session, session.config, session.method
         self.io, self.faults, self.clock = session.io, session.faults, session.clock
-        self.display = session.how.display
+        self.records, self.display = session.records, session.how.display
         self.evaluator = Evaluator(
             session.experiment,
             session.host,
-            session.files,
+            self.records.files,
             self.display.warn,
             functools.partial(evaluated_by_clients, session),
         )
-        self.progress = RunProgress(run=session.run_id, clients=self.config.clients)
+        self.progress = RunProgress(run=self.records.run_id, clients=self.config.clients)
         self.carried: RunState
         self.sent_down: dict[str, State] = {}
         self._open: OpenRound  # the round whose exchange is open
@@ -99,26 +99,30 @@ class Rounds:
     # -- the run -----------------------------------------------------------------------------------
     def begin(self) -> None:
         """Fresh state, or what a checkpoint holds."""
-        session, experiment = self.session, self.session.experiment
-        if session.resumed is None:
+        session, experiment, resumed = self.session, self.session.experiment, self.records.resumed
+        checkpoints = self.records.checkpoints
+        if resumed is None:
             first = self.method.init_server(experiment.agreed)
-            server = on_disk(self.method.prepare(first, session.host), session.checkpoints.rows)
+            server = on_disk(self.method.prepare(first, session.host), checkpoints.rows)
             self.carried = RunState(server, {}, {}, {})
         else:
-            server, progress, residuals = session.resumed
-            self.progress = progress
+            self.progress = progress = resumed.progress
             self.carried = RunState(
-                server, progress.versions, progress.states, residuals, progress.candidates
+                resumed.server,
+                progress.versions,
+                progress.states,
+                resumed.residuals,
+                progress.candidates,
             )
-            self.sent_down = session.checkpoints.sent(progress.under_way)
+            self.sent_down = checkpoints.sent(progress.under_way)
             progress.finished = progress.finished and not self.more()
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
-        for event in reading.events(session.directory, "blamed"):
+        for event in reading.events(self.records.files.path, "blamed"):
             session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         session.watch.completed = self.progress.round
-        if not session.added:
+        if not self.records.added:
             self.save()
 
     def run(self) -> None:
@@ -126,8 +130,8 @@ class Rounds:
         progress, section, n = self.progress, self.config.round, self.config.clients
         if progress.finished:
             return
-        if self.session.added:
-            self._add_clients(self.session.added)
+        if self.records.added:
+            self._add_clients(self.records.added)
         try:
             # Before the run begins. After a resume each task waits for its own client.
             if not progress.round:
@@ -155,10 +159,10 @@ class Rounds:
         clients = clients_that_came(self.io, added) if asked else config.clients
         if clients < config.clients:
             gone = list(range(clients, config.clients))
-            session.files.event("not_joined", round, clients=gone)
+            self.records.files.event("not_joined", round, clients=gone)
             raise ClientsJoin(config.clients, clients)
         # Before the checkpoint: after a crash in between it is written once more.
-        session.files.event("clients_added", round, clients=list(added))
+        self.records.files.event("clients_added", round, clients=list(added))
         self.display.note(f"client(s) {as_text(added)} join the run")
         self.save()
 
@@ -341,7 +345,7 @@ class Rounds:
             for client, why in sorted((aggregation.left_out | host.blamed).items()):
                 if client not in session.blamed:
                     session.blamed[client] = round.number, why
-                    session.files.event("blamed", round.number, client, reason=why)
+                    self.records.files.event("blamed", round.number, client, reason=why)
                     host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
         predict(session.experiment, exchange, round.predicted)
         round.runs |= aggregation.runs
@@ -370,7 +374,7 @@ class Rounds:
             known = self._candidates(round)
             round.after = RunState(server, versions, states, residuals, known)
             for client, images in aggregation.condensed.items():
-                exports.keep_condensed(session.directory, client, images)
+                exports.keep_condensed(self.records.files.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         if exchange.index == self.method.main_exchange:
             round.evaluated = evaluations(session, exchange)
@@ -453,7 +457,7 @@ class Rounds:
             self.save(lines)
         else:
             self._append(lines)
-        session.files.event("round", round.number, completed=len(record.completed))
+        self.records.files.event("round", round.number, completed=len(record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
         self.io.book_round(round.number)
@@ -508,25 +512,25 @@ class Rounds:
         """Checkpoint first, with the records in it; then the records to their files, and what is
         spooled may go.
         """
-        session, progress, carried = self.session, self.progress, self.carried
+        progress, carried = self.progress, self.carried
         progress.journal = self.io.written()
-        progress.lengths = session.files.flush(self.config.checkpoint.fsync)
+        progress.lengths = self.records.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
         progress.versions, progress.states = dict(carried.versions), dict(carried.states)
         progress.candidates = dict(carried.candidates)
-        session.checkpoints.save(
+        self.records.checkpoints.save(
             carried.server,
             progress,
             carried.residuals,
             self.sent_down,
             lambda point: self.faults.at(point, progress.round),
         )
-        session.durable = progress.versions
+        self.records.durable = progress.versions
         self._append(lines or {})
 
     def _append(self, lines: dict[str, list[JsonDict]]) -> None:
-        self.session.files.append(lines)
-        self.session.files.flush()
+        self.records.files.append(lines)
+        self.records.files.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
         with self.io:

@@ -7,47 +7,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from fednet import config as configuration
 from fednet import loading
 from fednet import world as worlds
-from fednet.algorithms.state import State
 from fednet.config import Config
 from fednet.data.datasets.site import class_names
-from fednet.errors import CannotGoOn, ConfigError, StateError
-from fednet.experiment import build, lock, placement, privacy
+from fednet.errors import ConfigError
+from fednet.experiment import build, placement, privacy
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.faults import Faults, struck
-from fednet.experiment.rundir import (
-    RunDirectory,
-    check_records,
-    clear_run,
-    cut,
-    log_to,
-    write_configuration,
-)
-from fednet.files import read_lines, write_aside
-from fednet.journal.events import Started
-from fednet.journal.file import JournalFile
-from fednet.journal.journal import Journal
+from fednet.experiment.rundir import log_to
 from fednet.journal.link import Link
 from fednet.models.start import pinned
 from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
 from fednet.records import reading
-from fednet.records.manifest import RESTORE, RunProgress
-from fednet.server.checkpoint import Checkpoints
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
-from fednet.server.growth import check_division, grown
 from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.io import ServerIO
+from fednet.server.records import Records
 from fednet.server.resources import Resources
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting, Watch
@@ -61,11 +43,9 @@ class Session:
     """One server process's directory, connections, protocol, books, clock and host, each built
     after those that it needs; `close` ends what is open.
 
-    files: the run's directory. added: clients that join the run with this resume. resumed: what the
-    checkpoint held. sent: the weights that each client was sent with its last task. blamed: who
-    broke a protocol of secure aggregation: by client, in which round, and how. durable: versions of
-    the clients' states in the last checkpoint. noise: what the server adds to a sum of clipped
-    updates.
+    sent: the weights that each client was sent with its last task. blamed: who broke a protocol of
+    secure aggregation: by client, in which round, and how. noise: what the server adds to a sum of
+    clipped updates.
     """
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
@@ -76,9 +56,10 @@ class Session:
         privacy.check(exp)
         device = placement.place(how.device)[0]
         on_gpu = device.startswith("cuda")
-        self._open_directory()
+        self.records = Records(config, exp, directory)
+        self.journal = self.records.open_journal()
         self.events = Events(self._event, how.display.note, endpoint.alone)
-        endpoint.announce(self.events, self.incarnation)
+        endpoint.announce(self.events, self.records.incarnation)
         self.sent = Sent()
         decode = decoder(exp, self.sent, self.samples, self.tested)
         on_gpu_whole = endpoint.part == WHOLE and on_gpu
@@ -89,7 +70,7 @@ class Session:
         self.faults = Faults(
             config,
             struck(directory),
-            lambda round, kind: self.files.event("fault", round, kind=kind),
+            lambda round, kind: self.records.files.event("fault", round, kind=kind),
             [each.summation.trains for each in exp.algorithm.exchanges].index(True),
             len(exp.algorithm.exchanges),
         )
@@ -114,51 +95,12 @@ class Session:
         self.world = worlds.of(config) if self.clock is None else self.clock.world
         self.resources = Resources(gpus=on_gpu)
         self.blamed: dict[int, tuple[int, str]] = {}
-        self.durable: dict[int, str] = {}
-        key, drawn = self.checkpoints.folder / "noise.key", self.checkpoints.exists
+        checkpoints = self.records.checkpoints
+        key, drawn = checkpoints.folder / "noise.key", checkpoints.exists
         self.noise = privacy.noise_of(config, "server", key, drawn)
 
-    def _open_directory(self) -> None:
-        """Opens the run's directory, and loads its checkpoint if there is one. What earlier servers
-        wrote is cut to it. Raises ConfigError where the run has fewer clients until now and the
-        others cannot join.
-        """
-        directory, config, exp = self.directory, self.config, self.experiment
-        clear_run(directory)
-        refuse_other_release(directory / "checkpoint")
-        own = functools.partial(lock.check, directory)
-        self.checkpoints = Checkpoints(directory / "checkpoint", config.checkpoint.fsync, own)
-        self.added = range(0)
-        self.resumed: tuple[State, RunProgress, dict[str, torch.Tensor]] | None = None
-        self.run_id = secrets.token_hex(8)
-        if self.checkpoints.exists:
-            state, progress, residuals = self.checkpoints.load(exp.algorithm.Server)
-            before = progress.clients or config.clients
-            if before != config.clients:
-                state = grown(config, exp.algorithm, state, before)
-                if exp.federation is not None:
-                    check_division(exp.federation, directory, before)
-                self.added = range(before, config.clients)
-            write_configuration(config, directory)
-            progress.clients = config.clients
-            self.resumed = state, progress, residuals
-            self.run_id = progress.run
-            cut(directory, progress.lengths)
-            check_records(directory, progress.round - len(progress.records.get("rounds", ())))
-        self.files = RunDirectory(directory)
-        # Each round would be recorded twice.
-        if self.resumed is None and any(read_lines(directory / "rounds.jsonl")):
-            raise CannotGoOn(
-                f"{directory} has finished rounds but no checkpoint to resume from; the run "
-                f"directory was changed by hand."
-            )
-        if not (directory / "config.yaml").exists():  # a run is read back by its configuration
-            write_aside(directory / "config.yaml", configuration.to_yaml(config))
-        self.incarnation = self.checkpoints.incarnation(directory)
-        self.journal = self._journal()
-
     def _event(self, event: str, fields: JsonMapping) -> None:
-        self.files.event(event, **{"round": self.protocol.round, **fields})
+        self.records.files.event(event, **{"round": self.protocol.round, **fields})
         if self.how.on_event is not None:
             self.how.on_event(event, fields)
 
@@ -174,12 +116,12 @@ class Session:
         text = text_for_clients(config)
         keyring = endpoint.keyring
         return ServerProtocol(
-            self.run_id,
-            self.incarnation,
+            self.records.run_id,
+            self.records.incarnation,
             config.clients,
             lambda ids, session: m.Welcome(
-                run=self.run_id,
-                inc=self.incarnation,
+                run=self.records.run_id,
+                inc=self.records.incarnation,
                 session=session,
                 name=config.name,
                 config=text,
@@ -197,31 +139,8 @@ class Session:
             rules=patience(config, endpoint.pump is not None, endpoint.wide),
             class_names=class_names(config.data) if config.data.dataset == "site" else "",
             open=config.round.open if endpoint.alone else None,
-            round=self.resumed[1].round if self.resumed is not None else 0,
+            round=0 if self.records.resumed is None else self.records.resumed.progress.round,
         )
-
-    def _journal(self) -> Journal:
-        """What earlier servers wrote, taken up; the rows that follow from it are written again.
-        Raises StateError where it is not as they left it.
-        """
-        progress = self.resumed[1] if self.resumed else None
-        path, rows = self.directory / "checkpoint" / "journal", self.files.wire
-        if progress is not None and not path.exists():
-            raise StateError(f"{path} is missing, and no server continues without it; {RESTORE}.")
-        fsync = self.config.checkpoint.fsync
-        journal = Journal(rows.append, JournalFile(path, fsync), lambda: rows.flush(fsync))
-        journal.recall(self.files.cut_wire)
-        started = Started(self.incarnation)
-        if progress is not None:
-            if journal.position < progress.journal:
-                raise StateError(
-                    f"{path}: it is older than the checkpoint beside it, or was cut; {RESTORE}."
-                )
-            under_way = sorted(progress.tasks())
-            started = Started(self.incarnation, progress.round, under_way, progress.totals)
-        journal.note(started)
-        journal.flush()
-        return journal
 
     def _link(self) -> Link:
         curve = self.config.security.curve
@@ -263,19 +182,19 @@ class Session:
         self.events.say = None  # that clients leave now is not shown
         endings: list[Callable[[], object]] = [
             self.events.close,
-            lambda: self.files.event("stopped", self.watch.completed, reason=why),
+            lambda: self.records.files.event("stopped", self.watch.completed, reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),
             self.resources.close,
         ]
         if crashed:
-            endings += [self.endpoint.leave, self.files.flush]
+            endings += [self.endpoint.leave, self.records.files.flush]
         else:
             endings += [
                 lambda: self.io.finish(over, why),
                 self.endpoint.leave,
                 lambda: self.io.close(over),
-                self.files.flush,
-                self.files.close,
+                self.records.files.flush,
+                self.records.files.close,
                 self.journal.close,
                 self.tracker.close,
                 lambda: logging.getLogger("fednet").removeHandler(self.logs),
@@ -284,13 +203,3 @@ class Session:
         for last in endings:
             with contextlib.suppress(OSError):  # a full disk must not hide what happened
                 last()
-
-
-def refuse_other_release(checkpoint: Path) -> None:
-    """Raises StateError for a run of a development version, whose logs no server reads any more."""
-    found = [*checkpoint.glob("flight.jsonl"), *checkpoint.glob("round-*/replies.log")]
-    if found:
-        raise StateError(
-            f"{found[0]}: written by an earlier development version of fednet; resume the run with "
-            f"that version, or start it again under another name."
-        )

@@ -29,7 +29,8 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
     """Writes the models; returns the server's part of the summary."""
     session, config, progress = rounds.session, rounds.config, rounds.progress
     evaluator = rounds.evaluator
-    experiment, directory, server = session.experiment, session.directory, rounds.carried.server
+    experiment, server, files = session.experiment, rounds.carried.server, rounds.records.files
+    directory = files.path
     model = evaluator.newest(server)
     check = None
     if model is not None:
@@ -44,8 +45,8 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
     keep_class_means(directory, experiment)
     gone = keep_personal(directory, progress.run, progress.versions, experiment, model, server)
     for client, reason in gone.items():
-        session.files.event("no_personal", progress.round, client, reason=reason)
-    session.files.flush()
+        files.event("no_personal", progress.round, client, reason=reason)
+    files.flush()
     rounds.take_tally(progress.round)  # the last evaluation
     lines = open_run(directory).rounds
     last = next(reversed(lines), Round())

@@ -12,7 +12,7 @@ import fednet
 from fednet import config as configuration
 from fednet.client.loop import read_server
 from fednet.errors import ClientsJoin
-from fednet.server import rounds, session
+from fednet.server import records, rounds
 from fednet.wire import messages as m
 from tests.chaos.mallory import Mallory
 from tests.processes import Federation, crashes, in_process
@@ -82,13 +82,13 @@ def stop_as_it_grows() -> None:
 
 def die_with_the_configuration_written() -> None:
     """In a server: it is killed as it grows, before a checkpoint has the new clients."""
-    written = session.write_configuration
+    written = records.write_configuration
 
     def then_die(*given) -> None:
         written(*given)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    session.write_configuration = then_die
+    records.write_configuration = then_die
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,8 @@ def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
     begin, hand_out, left = Rounds.begin, ServerIO.begin, []
 
     def later(self: Rounds) -> None:
-        assert self.session.resumed is not None
-        self.session.resumed[1].at += 4000
+        assert self.records.resumed is not None
+        self.records.resumed.progress.at += 4000
         begin(self)
 
     def handed(self: ServerIO, name: Any, specs: Any, rules: Any) -> None:
