@@ -173,7 +173,7 @@ class Aggregation:
             up = exp.up.decode(
                 self._up,
                 *own,
-                self.session.sent.get(client, exp.agreed),
+                self.session.clients.sent.get(client, exp.agreed),
                 fill=self._fill,
                 sound=True,
                 past=self.exchange.past(client, "up"),
@@ -190,7 +190,7 @@ class Aggregation:
                 moved[name] = value.to("cpu")
         if moved:
             up = dataclasses.replace(up, **moved)
-        declared = self.session.io.protocol.sites.declared.get(client)
+        declared = self.session.clients.sizes.sites.declared.get(client)
         return up if declared is None else at_most(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:

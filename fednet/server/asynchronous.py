@@ -32,11 +32,11 @@ from fednet.server.exchange import (
     begins_again,
     check_lost,
     complete_task,
+    deadline_s,
     end_on,
     may_stop,
     new_exchange,
     record_verdict,
-    waiting_rules,
 )
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
@@ -95,10 +95,9 @@ class Updates(Rounds):
         return round
 
     def end(self) -> None:
-        self.io.cancel("the run ends")
+        self.clients.cancel("the run ends")
         record_verdict(self.session, self.tasks.values(), LEFT_OUT)
-        while self.io.outcomes:
-            self.io.unused(self.io.outcomes.popleft())
+        self.clients.discard()
         super().end()
 
     # -- what an earlier server left ---------------------------------------------------------------
@@ -107,7 +106,7 @@ class Updates(Rounds):
         progress, replay = self.progress, self.faults.replay
         self.latest = self.carried
         self.schedule = self._schedule(progress.round + 1, progress.at)
-        real = RealTime(self.session, self.tasks, time.monotonic() - progress.at)
+        real = RealTime(self.clients, self.tasks, time.monotonic() - progress.at)
         self.source = real
         if replay is not None:
             for row in replay.rounds.values():
@@ -177,7 +176,7 @@ class Updates(Rounds):
             self._under_way(client, task)
             if not task.over:
                 specs.append(spec)
-        self.io.begin((self.schedule.round, 0, "train"), specs, waiting_rules(session))
+        self.clients.open((self.schedule.round, 0, "train"), specs, deadline_s(session))
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
@@ -218,7 +217,7 @@ class Updates(Rounds):
             training = sorted(self.schedule.training)
             self.display.round_started(self.schedule.round, self.config.rounds, training)
         if specs:
-            self.io.add(self.schedule.round, specs)
+            self.clients.add(self.schedule.round, specs)
 
     def _under_way(self, client: int, task: Asked) -> None:
         self.tasks[client] = task
@@ -315,7 +314,7 @@ class Record:
             ended = real.ended(POLL_S)
             if ended is not None:
                 self._here.add(ended)
-            real.watch.check()
+            real.clients.watch.check()
         self._here.remove(client)
         if task.reason:
             raise CannotGoOn(

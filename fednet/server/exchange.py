@@ -11,7 +11,6 @@ What the replies are added to is the caller's.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
@@ -40,10 +39,9 @@ from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.journal.book import Kinds
 from fednet.plain import JsonDict
-from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, Rules, TaskSpec, end_of
+from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, TaskSpec, end_of
 from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
-from fednet.server.endpoint import patience
 from fednet.server.inbox import ReceivedReply, evaluation_in
 from fednet.server.io import LEFT_OUT
 from fednet.server.schedule import Cohort
@@ -182,7 +180,7 @@ def open_exchange(
     for client, reply in list(exchange.found.items()):
         if client not in exchange.asked:
             why = "clients joined, and this one is not in the round any more"
-            session.io.record_verdict([(reply.message.key, why, None)])
+            session.clients.verdict([(reply.message.key, why, None)])
             del exchange.found[client]
     exchange.encoding = time.monotonic() - exchange.opened
     if session.faults.replay is None:  # else who counts is on record
@@ -195,7 +193,7 @@ def open_exchange(
         while (over := source.over()) is not None:
             take(session, exchange, Event(0.0, over, exchange.asked[over].reason))
     specs = [a.spec for a in exchange.asked.values() if not a.over]
-    session.io.begin((round, index, "train"), specs, waiting_rules(session))
+    session.clients.open((round, index, "train"), specs, deadline_s(session))
     return exchange, source
 
 
@@ -206,8 +204,8 @@ def new_exchange(
     config, residuals = session.config, dict(before.residuals)
     session.host.begin(round, index, cohort)
     if config.schedule.mode == "sync":
-        session.sent.clear()
-    session.sent.remembered = residuals
+        session.clients.sent.clear()
+    session.clients.sent.remembered = residuals
     opened = time.monotonic()
     schedule = Cohort(tuple(cohort))
     exchange = OpenExchange(
@@ -215,20 +213,15 @@ def new_exchange(
     )
     if config.evaluate.clients == "auto" and index == session.method.main_exchange:
         exchange.judge = evaluation_due(config, round)
-    with session.io:
-        exchange.found = session.io.inbox.found(round, index)
+    exchange.found = session.clients.found(round, index)
     return exchange
 
 
-def waiting_rules(session: Session) -> Rules:
-    """Returns how long the server waits, and for what."""
-    section = session.config.round
-    # Then the times of this process do not decide who counts.
-    virtual = session.clock is not None or session.faults.replay is not None
-    return dataclasses.replace(
-        patience(session.config, session.io.inline, session.endpoint.wide),
-        deadline=None if virtual else section.deadline,
-    )
+def deadline_s(session: Session) -> float | None:
+    """After how many seconds of this process's time a reply is late; None: that decides nothing."""
+    if session.clock is not None or session.faults.replay is not None:
+        return None
+    return session.config.round.deadline
 
 
 # -- a client's task -------------------------------------------------------------------------------
@@ -294,7 +287,7 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
     exp, clock, faults, spec = session.experiment, session.clock, session.faults, asked.spec
     client, round, index = spec.client, exchange.round, exchange.index
     if (weights := weights_of(down)) is not None:
-        session.sent[client] = weights
+        session.clients.sent[client] = weights
     spec.cost, spec.judge = task_cost(session, client, index), exchange.judge
     spec.bound = session.method.exchanges[index].summation.bound
     if exp.base_comes and (index or spec.start):
@@ -307,7 +300,7 @@ def complete_task(session: Session, exchange: OpenExchange, asked: Asked, down: 
         asked.reply = reply
     elif reply is not None:
         key = reply.message.key
-        session.io.record_verdict([(key, "the answer to another task", None)])
+        session.clients.verdict([(key, "the answer to another task", None)])
         del exchange.found[client]
     if clock is not None:
         asked.bytes = task_bytes(session.records.run_id, Key(round, index, 0, client), spec)
@@ -358,7 +351,10 @@ def task_cost(session: Session, client: int, index: int) -> int:
     if train.steps is not None:
         return train.steps
     federation = session.experiment.federation
-    n = len(federation.parts[client]) if federation is not None else session.samples(client)
+    if federation is not None:
+        n: int | None = len(federation.parts[client])
+    else:
+        n = session.clients.sizes.samples(client)
     return train.epochs * batch_count(n or 0, train.batch_size)
 
 
@@ -370,7 +366,7 @@ def source_of(session: Session, exchange: OpenExchange) -> Source:
         return asked_again(session, exchange, client)
 
     phase = exchange.index, exchange.purpose
-    real = RealTime(session, exchange.asked, exchange.opened, phase, again)
+    real = RealTime(session.clients, exchange.asked, exchange.opened, phase, again)
     clock = session.clock
     if clock is None or exchange.purpose == "evaluate":
         return real
@@ -426,7 +422,7 @@ def asked_again(session: Session, exchange: OpenExchange, client: int) -> bool:
     asked = ask(session, exchange, client, again=True)
     if asked.over:
         return False
-    session.io.add(exchange.round, [asked.spec])
+    session.clients.add(exchange.round, [asked.spec])
     return True
 
 
@@ -451,9 +447,8 @@ def take(session: Session, exchange: OpenExchange, event: Event) -> None:
             task.reason = why
         note_dropped(session, exchange, late)
     if under_way:
-        session.io.cancel(under_way)
-    while session.io.outcomes:
-        session.io.unused(session.io.outcomes.popleft())
+        session.clients.cancel(under_way)
+    session.clients.discard()
 
 
 def note_dropped(session: Session, exchange: OpenExchange, client: int) -> None:
@@ -478,7 +473,7 @@ def begins_again(
     """
     if not reason.startswith(STATE_LOST) or session.config.round.state_lost != "restart":
         return False
-    with session.io:  # replies are decoded with them
+    with session.clients.paused():  # replies are decoded with them
         for name in [n for n in residuals if n.startswith(f"client {client}/")]:
             del residuals[name]
     reason = reason.removeprefix(STATE_LOST)
@@ -502,7 +497,7 @@ def check_lost(session: Session, round: int, dropped: Mapping[int, str], started
     """
     lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
     few = 2 * len(lost) <= started or len(lost) == 1 < session.config.clients
-    if not lost or (session.endpoint.alone and few):
+    if not lost or (session.clients.alone and few):
         return
     first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
     raise StateError(
@@ -522,8 +517,7 @@ def leave_out(session: Session, exchange: OpenExchange, client: int, reason: str
     asked.reason = f"refused: {reason}"
     note_dropped(session, exchange, client)
     if asked.reply is not None:
-        with session.io:
-            session.io.inbox.revoke(asked.reply.message.key)
+        session.clients.revoke(asked.reply.message.key)
     may_stop(session, exchange.round, client, reason)
 
 
@@ -545,7 +539,7 @@ def record_verdict(session: Session, all: Iterable[Asked], left_out: str = "") -
             if reason and not reply.earlier:
                 reason = LEFT_OUT
             replies.append((reply.message.key, reason, asked.staleness))
-    session.io.record_verdict(replies)
+    session.clients.verdict(replies)
 
 
 # -- evaluations by clients ------------------------------------------------------------------------
@@ -578,7 +572,7 @@ def evaluation_on_disk(
     exp = session.experiment
     form = reply.message.form
     key = reply.message.key
-    tested = session.tested(client)
+    tested = session.clients.sizes.tested(client)
     if key.purpose == "evaluate":  # it was checked when it came
         return evaluation_in(exp, client, form, reply.body(), tested)
     own = len(exp.algorithm.exchanges[key.phase].up.fields)
@@ -604,11 +598,8 @@ def evaluated_by_clients(
     exchange.schedule = Cohort(clients)
     for client in clients:
         ask(session, exchange, client)
-    if final:
-        session.io.link.final = round, index
-    rules = dataclasses.replace(waiting_rules(session), deadline=None)
     specs = [asked.spec for asked in exchange.asked.values()]
-    session.io.begin((round, index, "evaluate"), specs, rules)
+    session.clients.open((round, index, "evaluate"), specs, final=final)
     source = source_of(session, exchange)
     collect(exchange.schedule, source, functools.partial(take, session, exchange))
     check_states(session, exchange)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet import world
@@ -25,34 +26,34 @@ from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RESTORE
 from fednet.robust import attacks
-from fednet.server.io import ServerIO
+
+if TYPE_CHECKING:
+    from fednet.server.clients import Clients
 
 FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by client
 
 
-def clients_from_next_round(io: ServerIO, config: Config, server: State) -> int:
+def clients_from_next_round(clients: Clients, config: Config, server: State) -> int:
     """Returns how many clients the run has from the next round on. Those that asked to join and
     cannot are told why. server: the state after this round.
     """
-    before, now = config.clients, io.clients_wanted()
+    before, now = config.clients, clients.wanted()
     if now == before:
         return before
     try:
         more = with_clients(config, now)
         grown(more, made(more), server, before)
     except ConfigError as wrong:
-        io.turn_away(without_paths(str(wrong)))
+        clients.turn_away(without_paths(str(wrong)))
         return before
     return now
 
 
-def clients_that_came(io: ServerIO, added: range) -> int:
+def clients_that_came(clients: Clients, added: range) -> int:
     """Returns how many clients the run has when those that asked to join it had time to come: ids
     follow without a gap, so one that nobody hosts keeps out those after it. added: their ids.
     """
-    with io:
-        workers = io.protocol.roster.workers.values()
-        here = frozenset[int]().union(*(worker.ids for worker in workers if worker.here))
+    here = clients.joined()
     return next((client for client in added if client not in here), added.stop)
 
 

@@ -88,9 +88,9 @@ def guards_of(session: Session, exchange: OpenExchange, shared: Tensors | None) 
     if by_samples and known and not stack.equal_weights(config):
         found.append(MaxShare(session.experiment))
     if config.privacy.clip is not None:
-        found.append(Clipping(config.privacy, session.sent))
+        found.append(Clipping(config.privacy, session.clients.sent))
     if not method.own_schedule:
-        found.append(Rebasing(exchange, session.sent, shared))
+        found.append(Rebasing(exchange, session.clients.sent, shared))
     if stack.needs_stack(config):
         fields = exchanges[exchange.index].up.fields
         kinds = {name: field.kind for name, field in fields.items() if field.form == "tensors"}

@@ -17,12 +17,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from fednet.errors import RemoteProtocolError
-from fednet.journal.events import Over, Tally, Verdict
 from fednet.journal.link import NOBODY, Link, Outgoing
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
@@ -39,7 +38,6 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server.events import Events, Rate
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
@@ -139,12 +137,11 @@ class ServerIO:
         """
         self.journal = link.journal
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
-        self._events, self._pump_clients = events, pump
+        self.events, self._pump_clients = events, pump
         self._at = at
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
-        # Accepted, of tasks that are not over yet.
-        self._taken: dict[int, ReceivedReply] = {}
+        self._taken: dict[m.Key, ReceivedReply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
@@ -160,7 +157,7 @@ class ServerIO:
         self._of_peer = Rate(everyone * USELESS_A_SECOND, everyone * USELESS_AT_ONCE)
         self._addresses: dict[bytes, str] = {}  # by connection
         self._hung_up: set[bytes] = set()  # connections of which nothing is taken in any more
-        self._now = ListeningClock()
+        self.now = ListeningClock()
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
         self._lock = threading.Lock()
         self._owner, self._within = 0, 0  # a thread's number; how often it has entered
@@ -174,11 +171,11 @@ class ServerIO:
             self._caretaker.start()
 
     # -- whose it is -------------------------------------------------------------------------------
-    def __enter__(self) -> None:
+    def __enter__(self) -> ServerIO:
         me = threading.get_ident()
         if self._owner == me:
             self._within += 1
-            return
+            return self
         self._wanted = True
         self._back.set()
         if not self._lock.acquire(blocking=False):
@@ -188,6 +185,7 @@ class ServerIO:
         if self._broken is not None:
             self.__exit__()
             raise self._broken
+        return self
 
     def __exit__(self, *raised: object) -> None:
         self._within -= 1
@@ -214,24 +212,11 @@ class ServerIO:
                 finally:
                     self._owner = 0
 
-    # -- for the rounds ----------------------------------------------------------------------------
-    def begin(
-        self, phase: tuple[int, int, m.Purpose], specs: Sequence[TaskSpec], rules: Rules
-    ) -> None:
-        """Opens an exchange or evaluation; what is left of the one before is called off."""
-        with self:
-            self._taken.clear()
-            self._act(self.protocol.begin(*phase, specs, rules, self._now()))
-
-    def add(self, round: int, specs: Sequence[TaskSpec]) -> None:
-        """More tasks beside those under way."""
-        with self:
-            self._act(self.protocol.add(round, specs, self._now()))
-
-    def cancel(self, reason: str) -> None:
-        """Cancels the tasks that are open."""
-        with self:
-            self._act(self.protocol.cancel(reason, self._now()))
+    # -- commands ----------------------------------------------------------------------------------
+    def act(self, instructions: list[Instruction]) -> None:
+        """Does what a command to the protocol leads to."""
+        self._do(instructions)
+        self._conclude()
 
     def finish(self, over: bool, reason: str) -> None:
         """Tells the clients that the run is over, or why this server ends; waits until they have
@@ -240,7 +225,7 @@ class ServerIO:
         if self._broken is not None:
             return
         with self:
-            self._act(self.protocol.finish(over, reason))
+            self.act(self.protocol.finish(over, reason))
             if self.inline:
                 self._step(0.0)
                 return
@@ -250,64 +235,10 @@ class ServerIO:
                     break
                 self._step(min(TICK_S, max(0.0, until - time.monotonic())))
 
-    def record_verdict(self, replies: list[tuple[m.Key, str, int | None]]) -> None:
-        """Records which accepted replies were useful, see `Verdict`."""
-        if replies:
-            with self:
-                self.journal.note(Verdict(replies))
-
-    def unused(self, outcome: Outcome) -> None:
-        """The outcome came after its exchange was over."""
-        if outcome.reply is not None:
-            outcome.reply.let_go()
-            self.record_verdict([(outcome.key, LEFT_OUT, None)])
-
-    def tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
-        """What the books have for rounds up to this one, and no record has yet. under_way: tasks
-        (round, client) that may still be answered; for no other one an earlier server's bytes were
-        useful.
-        """
-        with self:
-            self.journal.note(Over(round, sorted(under_way)))
-            return self.journal.book.taken
-
-    def written(self) -> tuple[int, int]:
-        """(generation, bytes) of the journal's file, when all until now is on disk."""
-        with self:
-            return self.journal.position
-
-    def book_round(self, round: int) -> None:
-        """Heartbeats: one line a worker and round."""
-        with self:
-            for conn, worker in self.protocol.roster.by_conn.items():
-                self.link.settle_counted(conn, round=round, worker=worker.name)
-
-    def clients_wanted(self) -> int:
-        """Returns how many clients the run has with those that ask to join it."""
-        with self:
-            return self.protocol.clients_wanted()
-
-    def turn_away(self, reason: str) -> None:
-        """Tells the clients that ask to join the run why they cannot."""
-        with self:
-            self._act(self.protocol.turn_away(reason, self._now()))
-
     def tell(self, event: str, fields: JsonDict) -> None:
         """Writes an event of a site, and shows it."""
         with self:
-            self._events.tell(event, fields)
-
-    def client_processes(self) -> list[tuple[str, int]]:
-        """Returns host and process id of each client process that is connected."""
-        with self:
-            workers = self.protocol.roster.workers.values()
-            return [(x.host, x.pid) for x in workers if x.here]
-
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """The next outcome; None after `timeout_s`. Each is returned once."""
-        if not self.outcomes:
-            self.rest(timeout_s, self.outcomes.__len__)
-        return self.outcomes.popleft() if self.outcomes else None
+            self.events.tell(event, fields)
 
     def rest(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
         """Does the I/O until `enough`, or for `timeout_s`. In one process it also steps the
@@ -360,7 +291,7 @@ class ServerIO:
                 "booked_up": booked["up"],
                 "booked_down": booked["down"],
             }
-            self._events.tell("kernel", fields)
+            self.events.tell("kernel", fields)
 
     # -- a wake-up ---------------------------------------------------------------------------------
     def _step(self, timeout_s: float) -> bool:
@@ -371,7 +302,7 @@ class ServerIO:
                 self._tasks_left = False
             alone = not self.protocol.roster.workers and not self.protocol.tasks
             came = self.transport.poll(timeout_s)
-            self._now.listened(not self.inline, alone=alone)
+            self.now.listened(not self.inline, alone=alone)
             for event in came:
                 if isinstance(event, Received):
                     self._received(event)
@@ -384,13 +315,13 @@ class ServerIO:
                     worker = self.protocol.roster.worker_of(conn)
                     self._send_composed()
                     self.link.ended(conn)
-                    self._do(self.protocol.closed(conn, self._now(), event.why))
+                    self._do(self.protocol.closed(conn, self.now(), event.why))
                     round = self.protocol.round
                     self.link.undecoded(conn, event.received, round=round, worker=worker)
                     self.link.closed(conn, True, round, worker)
                     self._hung_up.discard(conn)
                     self._addresses.pop(conn, None)
-            now = self._now()
+            now = self.now()
             due = now >= self._tick_at
             if due:
                 self._tick(now)
@@ -417,15 +348,15 @@ class ServerIO:
                 "waiting": protocol.waiting(offset),
                 "arrived": protocol.arrived(),
                 "sites": protocol.roster.sites(protocol.clients, offset),
-                "refused": self._events.refusals(),
-                "refusals": dict(self._events.refused),
+                "refused": self.events.refusals(),
+                "refusals": dict(self.events.refused),
             }
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
 
     def _received(self, event: Received) -> None:
         """Handles a message; a peer that sends too many useless ones is hung up on."""
-        conn, frames, now = event.conn, event.frames, self._now()
+        conn, frames, now = event.conn, event.frames, self.now()
         if conn in self._hung_up:
             self.link.refused(conn, frames)
             return
@@ -474,13 +405,8 @@ class ServerIO:
     def _hang_up(self, conn: bytes, reason: str) -> None:
         self._hung_up.add(conn)
         fields = {"what": "connection", "reason": reason, "worker": ""}
-        self._events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
+        self.events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
         self.transport.hang_up(conn)
-
-    def _act(self, instructions: list[Instruction]) -> None:
-        """Does what a command of the rounds leads to."""
-        self._do(instructions)
-        self._conclude()
 
     def _do(self, instructions: list[Instruction]) -> None:
         """Carries out the protocol's instructions. Messages are held back until `_send_composed`,
@@ -501,11 +427,7 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                reply = self._taken.pop(i.key.client, None)
-                if reply is not None and i.reason:
-                    reply.let_go()
-                    reply = None
-                self._resolved.append(Outcome(i.key, i.reason, reply))
+                self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
             elif isinstance(i, Spend):
                 if (i.conn, i.key) in self._unsent:
                     self._send_composed()  # before it is settled: what cannot leave is subtracted
@@ -513,7 +435,7 @@ class ServerIO:
                     self.inbox.abandon(i.key)
                 self.link.settle(i.conn, i.direction, i.key, False, i.reason)
             elif isinstance(i, Note):
-                self._events.tell(i.event, i.fields)
+                self.events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):
                 self._send_composed()
                 self.transport.hang_up(i.conn)
@@ -530,10 +452,10 @@ class ServerIO:
         try:
             reply = self.inbox.take(arrived.reply, conns, arrived.taken_s, task, place)
         except (RemoteProtocolError, WrongPart) as broken:
-            return self.protocol.reject(key, str(broken), self._now())
+            return self.protocol.reject(key, str(broken), self.now())
         self._logged.append(reply)
-        self._taken[key.client] = reply
-        return self.protocol.accept(key, self._now(), reply.refused)
+        self._taken[key] = reply
+        return self.protocol.accept(key, self.now(), reply.refused)
 
     # -- its end -----------------------------------------------------------------------------------
     def _send_composed(self) -> None:

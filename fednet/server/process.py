@@ -39,7 +39,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         switches = determinism.set_switches(config.train)
         session = Session(config, directory, endpoint, how)
         rounds = engine(session)
-        handle_stop_signals(session.watch.on_signal)
+        handle_stop_signals(session.clients.watch.on_signal)
         over, why, crashed, join = False, "", False, False
         try:
             begin(session, rounds)
@@ -63,7 +63,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         finally:
             session.close(over, why, crashed)
             if join:  # a signal may have come since the round ended
-                session.watch.check(show=False)
+                session.clients.watch.check(show=False)
     try:
         whole = write(directory, summary)
     except OSError as broken:

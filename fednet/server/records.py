@@ -85,8 +85,9 @@ class Records:
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
             write_aside(directory / "config.yaml", configuration.to_yaml(config))
         self.incarnation = self.checkpoints.incarnation(directory)
+        self.journal = self._journal()
 
-    def open_journal(self) -> Journal:
+    def _journal(self) -> Journal:
         """What earlier servers wrote, taken up; the rows that follow from it are written again.
         Raises StateError where it is not as they left it.
         """

@@ -76,8 +76,9 @@ class Rounds:
 
     def __init__(self, session: Session) -> None:
         self.session, self.config, self.method = session, session.config, session.method
-        self.io, self.faults, self.clock = session.io, session.faults, session.clock
-        self.records, self.display = session.records, session.how.display
+        self.faults, self.clock = session.faults, session.clock
+        self.records, self.clients = session.records, session.clients
+        self.display = session.how.display
         self.evaluator = Evaluator(
             session.experiment,
             session.host,
@@ -121,7 +122,7 @@ class Rounds:
             self.method.with_more_clients(self.carried.server, n, n + 1)
         for event in reading.events(self.records.files.path, "blamed"):
             session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
-        session.watch.completed = self.progress.round
+        self.clients.watch.completed = self.progress.round
         if not self.records.added:
             self.save()
 
@@ -136,10 +137,10 @@ class Rounds:
             # Before the run begins. After a resume each task waits for its own client.
             if not progress.round:
                 start = n if section.start == "all" else section.start
-                join_s = section.join_s(self.session.endpoint.alone)
-                self.session.watch.await_clients(start, join_s)
+                join_s = section.join_s(self.clients.alone)
+                self.clients.watch.await_clients(start, join_s)
             # What was used until now is in no round's record.
-            self.session.resources.since(self.io.client_processes())
+            self.session.resources.since(self.clients.processes())
             drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
@@ -150,13 +151,13 @@ class Rounds:
         """Waits for clients that are new in the run, and saves the first checkpoint that has them.
         Raises ClientsJoin where one of them asked to join and is gone, and Stopped.
         """
-        config, session, round = self.config, self.session, self.progress.round
-        asked = config.round.open is not None and session.endpoint.alone
+        config, round = self.config, self.progress.round
+        asked = config.round.open is not None and self.clients.alone
         join_s = config.round.join_s()
         if asked and join_s is None:
             join_s = JOIN_S  # a stranger who asks and goes would hold up the run for ever
-        session.watch.await_clients(len(added), join_s, round + 1, added)
-        clients = clients_that_came(self.io, added) if asked else config.clients
+        self.clients.watch.await_clients(len(added), join_s, round + 1, added)
+        clients = clients_that_came(self.clients, added) if asked else config.clients
         if clients < config.clients:
             gone = list(range(clients, config.clients))
             self.records.files.event("not_joined", round, clients=gone)
@@ -177,7 +178,7 @@ class Rounds:
         asked for the evaluation in an exchange of its own, or if clients have to be waited for:
         this round would be recorded late.
         """
-        self._clients_then = clients_from_next_round(self.io, self.config, round.after.server)
+        self._clients_then = clients_from_next_round(self.clients, self.config, round.after.server)
         stop, evaluate = self.config.stop, self.config.evaluate
         limits = stop.accuracy, stop.patience, stop.megabytes, stop.seconds
         return (
@@ -227,14 +228,14 @@ class Rounds:
         then they are waited for, or the round would be void, and a few void rounds end a run.
         """
         section = self.config.round
-        bound = section.join_s(self.session.endpoint.alone)
-        return bound is None and self.session.watch.present() < section.min_results
+        bound = section.join_s(self.clients.alone)
+        return bound is None and self.clients.watch.present() < section.min_results
 
     def gather(self, round: int) -> None:
         """Waits while there are too few."""
         if self.too_few():
             least = self.config.round.min_results
-            self.session.watch.await_clients(least, None, round=round)
+            self.clients.watch.await_clients(least, None, round=round)
 
     def open(self, after: OpenRound | None) -> None:
         """Selects the next round's cohort, once there are clients, and opens its first exchange.
@@ -257,7 +258,7 @@ class Rounds:
             )
         if self.config.link.clock == "real":
             while (left := at - base - (time.monotonic() - began)) > 0:
-                session.watch.check()
+                self.clients.watch.check()
                 time.sleep(min(POLL_S, left))
         here = session.world.here(at)
         if self.faults.replay is not None and not selection.planned(self.config):
@@ -268,7 +269,7 @@ class Rounds:
         else:
             cohort = selection.cohort(self.config, number, here)
         self.display.round_started(number, self.config.rounds, cohort)
-        session.sent.fill = filling(session.experiment, carried.server)
+        self.clients.sent.fill = filling(session.experiment, carried.server)
         exchange, self.source = open_exchange(session, number, 0, cohort, carried, at)
         self._open = round = OpenRound.begun(exchange)
         self.schedule = exchange.schedule
@@ -436,7 +437,7 @@ class Rounds:
             seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
-            resources=session.resources.since(self.io.client_processes()),
+            resources=session.resources.since(self.clients.processes()),
             bytes_up=tally.spent["up"],
             bytes_down=tally.spent["down"],
             useful=tally.useful,
@@ -444,7 +445,7 @@ class Rounds:
             **hashes,
         )
         progress.round = round.number
-        session.watch.completed = round.number
+        self.clients.watch.completed = round.number
         self.evaluator.note_best(progress, record, model)
         if reached(config, progress) is not None:
             self.evaluator.evaluate_last(round, progress)
@@ -453,20 +454,20 @@ class Rounds:
             lines["clients"] = self.evaluator.client_lines(round)
         join = self._clients_then > config.clients
         due = round.number % config.checkpoint.every == 0 or round.number == config.rounds
-        if due or join or session.watch.requested:
+        if due or join or self.clients.watch.requested:
             self.save(lines)
         else:
             self._append(lines)
         self.records.files.event("round", round.number, completed=len(record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
-        self.io.book_round(round.number)
+        self.clients.book_heartbeats(round.number)
         self._show(round)
         collect_in_time()
-        if not self.io.inline:
+        if not self.clients.io.inline:
             give_back_freed()  # where the round's messages were, in gaps of different sizes
-        if reason := abort_reason(config, round, progress.void, self.session.endpoint.wide):
-            self.io.cancel("the run ends")
+        if reason := abort_reason(config, round, progress.void, self.clients.wide):
+            self.clients.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
         if join and self.more():
@@ -477,7 +478,7 @@ class Rounds:
         """What the books have since the last round's record, up to this round; added to the run's
         sums. under_way: tasks (round, client) that may still be answered.
         """
-        tally, progress = self.io.tally(round, under_way), self.progress
+        tally, progress = self.clients.end(round, under_way), self.progress
         for direction, n in tally.spent.items():
             progress.totals[direction] = progress.totals.get(direction, 0) + n
             add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
@@ -513,7 +514,7 @@ class Rounds:
         spooled may go.
         """
         progress, carried = self.progress, self.carried
-        progress.journal = self.io.written()
+        progress.journal = self.clients.written()
         progress.lengths = self.records.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
         progress.versions, progress.states = dict(carried.versions), dict(carried.states)
@@ -533,8 +534,7 @@ class Rounds:
         self.records.files.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
-        with self.io:
-            self.io.inbox.clear(self.progress.round, under_way)
+        self.clients.forget(self.progress.round, under_way)
 
 
 def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:

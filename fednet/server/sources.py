@@ -23,7 +23,7 @@ from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Schedule
 
 if TYPE_CHECKING:
-    from fednet.server.session import Session
+    from fednet.server.clients import Clients
     from fednet.wire.messages import Purpose
 
 POLL_S = 0.2  # how often a request to stop is looked for
@@ -88,13 +88,13 @@ class RealTime:
 
     def __init__(
         self,
-        session: Session,
+        clients: Clients,
         tasks: Mapping[int, Asked],
         began: float,
         phase: tuple[int, Purpose] = (0, "train"),
         again: Callable[[int], bool] = lambda client: False,
     ) -> None:
-        self.io, self.watch, self.tasks, self.began = session.io, session.watch, tasks, began
+        self.clients, self.tasks, self.began = clients, tasks, began
         self.phase, self.again = phase, again
         self._over: deque[int] = deque()  # clients whose tasks need not be waited for
 
@@ -111,7 +111,7 @@ class RealTime:
 
     def next(self, wakes: float) -> Event:
         while True:
-            self.watch.check()
+            self.clients.watch.check()
             client = self.ended(min(POLL_S, max(0.0, wakes - self.now())))
             if client is not None:
                 return Event(self.now(), client, self.tasks[client].reason)
@@ -123,7 +123,7 @@ class RealTime:
         client = self.over()
         if client is not None:
             return client
-        outcome = self.io.wait(timeout_s)
+        outcome = self.clients.wait(timeout_s)
         if outcome is None:
             return None
         key = outcome.key
@@ -134,7 +134,7 @@ class RealTime:
             key.purpose,
         )
         if task is None or not theirs or task.over:
-            self.io.unused(outcome)  # of a task that has ended already
+            self.clients.unused(outcome)  # of a task that has ended already
             return None
         task.reply, task.reason = outcome.reply, outcome.reason
         return None if self.again(key.client) else key.client
@@ -167,7 +167,7 @@ class SimulatedTime:
                 reply = self.real.tasks[client].reply
                 up = 0 if reply is None else reply_bytes(reply)
                 self.order.known(client, *self._end(client, up))
-            self.real.watch.check()
+            self.real.clients.watch.check()
 
 
 class Order:

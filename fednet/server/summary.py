@@ -80,7 +80,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         model_check=check,
         base_sha256=experiment.sha256 or None,
         clients_sha256=last.clients_sha256,
-        refused=session.io.protocol.refused,
+        refused=rounds.clients.io.protocol.refused,
         privacy=spent,
         provenance=provenance(experiment, command, switches, str(session.host.device)),
     )

@@ -102,6 +102,7 @@ class Box:
     def __init__(self, *outcomes):
         self.outcomes, self.of_no_use = deque(outcomes), []
         self.unused = self.of_no_use.append
+        self.watch = SimpleNamespace(check=lambda: None)
 
     def wait(self, timeout_s):
         return self.outcomes.popleft() if self.outcomes else None
@@ -113,8 +114,7 @@ def outcome(client, reason="lost", round=3, phase=0, purpose="train"):
 
 def real(box, clients=3, **more):
     tasks = {client: Asked(TaskSpec(client, round=3)) for client in range(clients)}
-    session = SimpleNamespace(io=box, watch=SimpleNamespace(check=lambda: None))
-    return RealTime(session, tasks, 0.0, **more)
+    return RealTime(box, tasks, 0.0, **more)
 
 
 def test_an_outcome_of_another_exchange_or_of_a_task_that_is_over_is_no_event():

@@ -23,9 +23,11 @@ from fednet.protocol.instructions import Arrived, Send, Spend
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
+from fednet.server.clients import Clients, DataSizes
 from fednet.server.events import Events
-from fednet.server.inbox import Inbox, ReceivedReply
+from fednet.server.inbox import Inbox, ReceivedReply, Sent
 from fednet.server.io import ServerIO
+from fednet.server.watch import Hosting, Watch
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -86,6 +88,12 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
     return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
 
 
+def clients_of(io, tmp_path):
+    """The clients behind it, as the rounds see them."""
+    watch = Watch(tmp_path, io, Hosting(None), 1)
+    return Clients(io, Rules(), watch, DataSizes(None, io.protocol.sites), Sent())
+
+
 def ready(io, network):
     """A client that hosts client 0 and is ready."""
     client = network.client()
@@ -111,7 +119,7 @@ class Both:
         )
         pump = (lambda: self.loop.step(0.0)) if inline else None
         self.io, self.rows, self.notes = made_io(tmp_path, transport, 2, pump, curve)
-        self.link = self.io.link
+        self.clients, self.link = clients_of(self.io, tmp_path), self.io.link
         self.links = (self.link, self.loop.link)
 
     def phase(self, size: int, ended: str = "") -> None:
@@ -120,15 +128,15 @@ class Both:
             TaskSpec(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
             for i in range(2)
         ]
-        self.io.begin((1, 0, "train"), specs, Rules())
+        self.clients.open((1, 0, "train"), specs)
         limit, done = time.monotonic() + LIMIT_S, []
         while len(done) < 2:
             assert time.monotonic() < limit
-            found = self.io.wait(0.01)
+            found = self.clients.wait(0.01)
             if found is not None:
                 done.append(found.reason)
                 if found.reply is not None:
-                    self.io.record_verdict([(found.reply.message.key, "", None)])
+                    self.clients.verdict([(found.reply.message.key, "", None)])
         assert done == [ended, ended]
 
 
@@ -151,8 +159,8 @@ def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypat
     both = Both(tmp_path, network.server(), network.client())
     both.io.inbox._decode = unusable
     outcomes, let_go = [], []
-    wait = both.io.wait
-    monkeypatch.setattr(both.io, "wait", lambda s: outcomes.append(wait(s)) or outcomes[-1])
+    wait = Clients.wait
+    monkeypatch.setattr(Clients, "wait", lambda *a: outcomes.append(wait(*a)) or outcomes[-1])
     monkeypatch.setattr(ReceivedReply, "let_go", lambda reply: let_go.append(reply.message.key))
     both.phase(10, "refused: not finite")
     ended = [o for o in outcomes if o is not None]
@@ -322,8 +330,8 @@ def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
 
 def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
     network = Inproc()
-    io = Both(tmp_path, network.server(), network.client(), inline=False).io
-    failed = threading.Event()
+    both = Both(tmp_path, network.server(), network.client(), inline=False)
+    io, clients, failed = both.io, both.clients, threading.Event()
 
     def broken(timeout_s):
         failed.set()
@@ -331,7 +339,11 @@ def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
 
     io.transport.poll = broken
     assert failed.wait(LIMIT_S)
-    for use in (lambda: io.wait(0.0), lambda: io.cancel("over"), lambda: io.tally(1)):
+    for use in (
+        lambda: clients.wait(0.0),
+        lambda: clients.cancel("over"),
+        lambda: clients.end(1),
+    ):
         with pytest.raises(OSError, match="no space left"):
             use()
     io.finish(True, "")  # nobody is told of an end by what is broken
@@ -375,7 +387,7 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
     until(lambda: any(name[2] == "beat" for name in open_accounts(both.link.journal)), both.io.rest)
-    both.io.book_round(1)
+    both.clients.book_heartbeats(1)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
     assert all(
@@ -413,7 +425,7 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     both.client_transport.close()
     size = [m.Field("x", "state", 3, 3)]
     task = m.Task(run="run", inc=1, key=key, form=size, size=3)
-    io._act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
+    io.act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
     assert both.rows[before:] == []
     assert (last, "down", "task", key) not in open_accounts(both.link.journal)
 
@@ -434,7 +446,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     both.client_transport.close()
     io.inbox.store(key, 0, memoryview(b"abc"), 3)
     where = {"up_conn": b"another", "down_conn": b"another", f"{over}_conn": last}
-    io._act(
+    io.act(
         [
             Send(last, m.Pull(run="run", inc=1, key=key, first=0, count=1)),
             Send(last, m.Task(run="run", inc=1, key=key, form=form, size=3), Body([b"abc"])),
@@ -459,8 +471,8 @@ def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path)
 def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path):
     network, key = Inproc(), m.Key(1, 0, 0, 0)
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-    client = ready(io, network)
-    io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
+    clients, client = clients_of(io, tmp_path), ready(io, network)
+    clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     form = [m.Field("x", "delta", BIG, BIG)]
     client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
     io._step(0.0)
@@ -474,7 +486,7 @@ def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path
 def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
     network = Inproc()
     io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
-    client = ready(io, network)
+    clients, client = clients_of(io, tmp_path), ready(io, network)
 
     def written() -> list[str]:
         files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
@@ -482,13 +494,13 @@ def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
 
     for round in range(1, 6):
         key = m.Key(round, 0, 0, 0)
-        io.begin((round, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
+        clients.open((round, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
         form = [m.Field("x", "delta", BIG, BIG)]
         client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
         client.send([encode(m.Part(run="run", inc=1, key=key, index=0)), bytes(m.PART)])
         io._step(0.0)
         assert len(written()) == 1
-        io.cancel("too late")
+        clients.cancel("too late")
         assert written() == []
     io.close(linger_s=0)
 
@@ -514,18 +526,18 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     network = Inproc()
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
     io.inbox._decode = lambda reply, body: object()
-    client = ready(io, network)
+    clients, client = clients_of(io, tmp_path), ready(io, network)
     key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
-    io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
+    clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     form, check = [m.Field("x", "delta", 23, 23)], digest([payload])
     reply = m.Reply(run="run", inc=1, key=key, form=form, size=23, check=check)
     client.send([encode(reply), payload])
     io._step(0.0)
-    io.begin((1, 1, "train"), [], Rules())
-    outcome = io.wait(0.0)
+    clients.open((1, 1, "train"), [])
+    outcome = clients.wait(0.0)
     assert outcome.key == key
     assert outcome.reply.held == 23
-    io.unused(outcome)
+    clients.unused(outcome)
     assert outcome.reply.payload is None
     assert not any(io.inbox._memory._held.values())
     ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]

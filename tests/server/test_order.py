@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fednet.files import digest
-from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.protocol.tasks import TaskSpec
 from fednet.transport.framing import framing
 from fednet.transport.inproc import Inproc, InprocServer
 from fednet.wire import messages as m
@@ -20,7 +20,7 @@ from fednet.wire.codec import Body
 from fednet.wire.frames import encode
 from tests.processes import lines
 from tests.rooms import run
-from tests.server.test_io_thread import made_io, ready
+from tests.server.test_io_thread import clients_of, made_io, ready
 
 CHANGES = {"rounds": 2, "evaluate": {"clients": "all"}, "faults": {"random": {"duplicate": 0.3}}}
 
@@ -30,9 +30,9 @@ def test_a_reply_that_was_accepted_is_on_disk_before_any_message_leaves(tmp_path
     network, left = Inproc(), list[bool]()
     transport = network.server()
     io, *_ = made_io(tmp_path, transport, pump=lambda: False)
-    client = ready(io, network)
+    clients, client = clients_of(io, tmp_path), ready(io, network)
     key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
-    io.begin((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")], Rules())
+    clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     send = transport.send
 
     def sent(conn: bytes, frames: Sequence[Any]) -> bool:
@@ -48,7 +48,7 @@ def test_a_reply_that_was_accepted_is_on_disk_before_any_message_leaves(tmp_path
     client.send([encode(reply), payload])
     io._step(0.0)
     assert left == [True]
-    outcome = io.wait(0.0)
+    outcome = clients.wait(0.0)
     assert outcome is not None
     assert outcome.reason == ""
     io.close(linger_s=0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fednet.records.manifest import read_manifest
-from fednet.server.io import ServerIO
+from fednet.server.clients import Clients
 from fednet.server.rounds import Rounds
 from fednet.server.watch import Watch
 from tests.rooms import lines, lost
@@ -167,19 +167,19 @@ def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
         "participation": 1.0,
     }
     run(tmp_path, rounds=2, **real)
-    begin, hand_out, left = Rounds.begin, ServerIO.begin, []
+    begin, hand_out, left = Rounds.begin, Clients.open, []
 
     def later(self: Rounds) -> None:
         assert self.records.resumed is not None
         self.records.resumed.progress.at += 4000
         begin(self)
 
-    def handed(self: ServerIO, name: Any, specs: Any, rules: Any) -> None:
+    def handed(self: Clients, phase: Any, specs: Any, *more: Any) -> None:
         left.extend(spec.leaves.at - time.monotonic() for spec in specs)
-        hand_out(self, name, specs, rules)
+        hand_out(self, phase, specs, *more)
 
     monkeypatch.setattr(Rounds, "begin", later)
-    monkeypatch.setattr(ServerIO, "begin", handed)
+    monkeypatch.setattr(Clients, "open", handed)
     run(tmp_path, rounds=3, resume=True, **real)
     assert left
     assert left == pytest.approx([6000] * len(left), abs=1000)

@@ -1,0 +1,289 @@
+"""The clients as the rounds see them: the one way from a run's steps to its input and output.
+
+    open, add, cancel   tasks go out, and are called off
+    wait, discard       what became of them: the next one that is over, or what nobody waits for
+    verdict             which replies were useful
+    end                 a round is over: what its messages came to
+
+Sockets, protocol, journal and inbox are behind it (io.py), and what is done while nothing comes
+(watch.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fednet import loading
+from fednet.data.datasets.site import class_names
+from fednet.errors import ConfigError
+from fednet.experiment.build import Experiment
+from fednet.journal.events import Over, Tally, Verdict
+from fednet.journal.link import Link
+from fednet.models.start import pinned
+from fednet.plain import JsonMapping
+from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.protocol.workers import Sites
+from fednet.records import reading
+from fednet.server.endpoint import Endpoint, patience, text_for_clients
+from fednet.server.events import Events
+from fednet.server.inbox import Inbox, ReceivedReply, Sent, declared, decoder
+from fednet.server.io import LEFT_OUT, Outcome, ServerIO
+from fednet.server.records import Records
+from fednet.server.watch import Hosting, Watch
+from fednet.transport.framing import connection_bytes, framing
+from fednet.wire import messages as m
+from fednet.wire.messages import WHOLE, Key, Purpose
+
+
+@dataclass(frozen=True)
+class DataSizes:
+    """How many samples the clients have: by the partition, or as their sites declared."""
+
+    experiment: Experiment
+    sites: Sites
+
+    def samples(self, client: int) -> int | None:
+        """The most samples that a client trains on; None while that is unknown."""
+        if self.experiment.federation is not None:
+            return self.experiment.samples(client)
+        facts = self.sites.facts.get(client)
+        if facts is None:  # it has not joined this server yet, perhaps an earlier one
+            return self.sites.declared.get(client)
+        return facts.train
+
+    def tested(self, client: int) -> tuple[int, int]:
+        """How many labels or values a client can evaluate on: in its own test set, and in the
+        class-balanced one, which sites do not have.
+        """
+        federation = self.experiment.federation
+        if federation is not None:
+            data = federation.data
+            tested = len(federation.tests[client]) * data.targets_each
+            return tested, data.n_test * data.targets_each
+        facts = self.sites.facts.get(client)
+        return 0 if facts is None else facts.test, 0
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a run. rules: how long they are waited for. watch: looks for a request to stop
+    while they are, and says who is ready. sent: what they were sent, with which their replies are
+    decoded. alone, wide: see `Endpoint`.
+    """
+
+    io: ServerIO
+    rules: Rules
+    watch: Watch
+    sizes: DataSizes
+    sent: Sent
+    alone: bool = False
+    wide: bool = False
+
+    # -- their tasks -------------------------------------------------------------------------------
+    def open(
+        self,
+        phase: tuple[int, int, Purpose],
+        specs: Sequence[TaskSpec],
+        deadline_s: float | None = None,
+        final: bool = False,
+    ) -> None:
+        """Opens an exchange or evaluation; what is left of the one before is called off. phase:
+        round, index and purpose. deadline_s: after which no reply is waited for. final: it is the
+        last evaluation of the run.
+        """
+        rules = dataclasses.replace(self.rules, deadline=deadline_s)
+        with self.io as io:
+            if final:
+                io.link.final = phase[:2]
+            io.act(io.protocol.begin(*phase, specs, rules, io.now()))
+
+    def add(self, round: int, specs: Sequence[TaskSpec]) -> None:
+        """More tasks beside those under way."""
+        with self.io as io:
+            io.act(io.protocol.add(round, specs, io.now()))
+
+    def cancel(self, reason: str) -> None:
+        """Cancels the tasks that are open."""
+        with self.io as io:
+            io.act(io.protocol.cancel(reason, io.now()))
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """The next task that is over; None after `timeout_s`. Each is returned once."""
+        outcomes = self.io.outcomes
+        if not outcomes:
+            self.io.rest(timeout_s, outcomes.__len__)
+        return outcomes.popleft() if outcomes else None
+
+    def discard(self) -> None:
+        """Nobody waits any more for what is over until now."""
+        while self.io.outcomes:
+            self.unused(self.io.outcomes.popleft())
+
+    def unused(self, outcome: Outcome) -> None:
+        """The outcome came after its exchange was over."""
+        if outcome.reply is not None:
+            outcome.reply.let_go()
+            self.verdict([(outcome.key, LEFT_OUT, None)])
+
+    # -- their replies -----------------------------------------------------------------------------
+    def found(self, round: int, index: int) -> dict[int, ReceivedReply]:
+        """The replies to an exchange that earlier servers accepted, by client."""
+        with self.io as io:
+            return io.inbox.found(round, index)
+
+    def verdict(self, replies: list[tuple[Key, str, int | None]]) -> None:
+        """Records which accepted replies were useful, see `Verdict`."""
+        if replies:
+            with self.io as io:
+                io.journal.note(Verdict(replies))
+
+    def revoke(self, key: Key) -> None:
+        """The reply turned out to be unusable: the next server asks for it again."""
+        with self.io as io:
+            io.inbox.revoke(key)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is taken in."""
+        with self.io:
+            yield
+
+    # -- who is there ------------------------------------------------------------------------------
+    def joined(self) -> frozenset[int]:
+        """The ids whose process is connected, ready or not."""
+        with self.io as io:
+            workers = io.protocol.roster.workers.values()
+            return frozenset[int]().union(*(worker.ids for worker in workers if worker.here))
+
+    def wanted(self) -> int:
+        """How many clients the run has with those that ask to join it."""
+        with self.io as io:
+            return io.protocol.clients_wanted()
+
+    def turn_away(self, reason: str) -> None:
+        """Tells the clients that ask to join the run why they cannot."""
+        with self.io as io:
+            io.act(io.protocol.turn_away(reason, io.now()))
+
+    def processes(self) -> list[tuple[str, int]]:
+        """Host and process id of each client process that is connected."""
+        with self.io as io:
+            workers = io.protocol.roster.workers.values()
+            return [(worker.host, worker.pid) for worker in workers if worker.here]
+
+    # -- the end of a round ------------------------------------------------------------------------
+    def end(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
+        """Rounds up to this one are over: what the books have for them, and no record has yet.
+        under_way: tasks (round, client) that may still be answered; for no other one an earlier
+        server's bytes were useful.
+        """
+        with self.io as io:
+            io.journal.note(Over(round, sorted(under_way)))
+            return io.journal.book.taken
+
+    def book_heartbeats(self, round: int) -> None:
+        """One line a worker and round."""
+        with self.io as io:
+            for conn, worker in io.protocol.roster.by_conn.items():
+                io.link.settle_counted(conn, round=round, worker=worker.name)
+
+    def written(self) -> tuple[int, int]:
+        """(generation, bytes) of the journal's file, when all until now is on disk."""
+        with self.io as io:
+            return io.journal.position
+
+    def forget(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
+        """The replies of rounds up to this one are in a checkpoint. under_way: as for `end`."""
+        with self.io as io:
+            io.inbox.clear(up_to, under_way)
+
+
+# -- building --------------------------------------------------------------------------------------
+def connected(
+    experiment: Experiment,
+    records: Records,
+    endpoint: Endpoint,
+    how: Hosting,
+    on_gpu: bool,
+    at: Callable[[str, int], None],
+) -> Clients:
+    """Listens, with the journal of earlier servers taken up. on_gpu: this process computes on one.
+    at(point, round): a point is reached at which a planned fault may strike. Raises ConfigError
+    where `model.sha256` names another model.
+    """
+    config, files = experiment.config, records.files
+    protocol = made_protocol(experiment, records, endpoint)
+    protocol.sites.recall(reading.events(files.path, "declared"))
+
+    def note(event: str, fields: JsonMapping) -> None:
+        files.event(event, **{"round": protocol.round, **fields})
+        if how.on_event is not None:
+            how.on_event(event, fields)
+
+    events = Events(note, how.display.note, endpoint.alone)
+    endpoint.announce(events, records.incarnation)
+    sizes, sent = DataSizes(experiment, protocol.sites), Sent()
+    inbox = Inbox(
+        files.path / "checkpoint",
+        records.journal,
+        decoder(experiment, sent, sizes.samples, sizes.tested),
+        endpoint.part == WHOLE and on_gpu,
+    )
+    curve = config.security.curve
+    link = Link(
+        "server",
+        endpoint.transport.send,
+        functools.partial(framing, curve=curve),
+        records.journal,
+        connection_bytes(curve, "server"),
+        endpoint.part,
+    )
+    endpoint.listen(experiment)
+    io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, at)
+    watch = Watch(files.path, io, how, config.rounds, endpoint.keyring)
+    rules = patience(config, io.inline, endpoint.wide)
+    return Clients(io, rules, watch, sizes, sent, endpoint.alone, endpoint.wide)
+
+
+def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:
+    """Raises ConfigError where `model.sha256` names another model."""
+    if experiment.hollow:
+        raise ConfigError(
+            f"model.sha256: {experiment.sha256[:12]} is not the digest of the model that this "
+            f"configuration gives; leave it out."
+        )
+    config = pinned(experiment.config, experiment.sha256)
+    text = text_for_clients(config)
+    keyring = endpoint.keyring
+    return ServerProtocol(
+        records.run_id,
+        records.incarnation,
+        config.clients,
+        lambda ids, session: m.Welcome(
+            run=records.run_id,
+            inc=records.incarnation,
+            session=session,
+            name=config.name,
+            config=text,
+            ids=ids,
+            beat_s=endpoint.beat_s,
+        ),
+        time.monotonic(),
+        files=loading.loaded(),
+        layout=experiment.digest,
+        part=endpoint.part,
+        key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
+        site_name=(lambda client: "") if keyring is None else keyring.name,
+        no_key=(lambda client: "") if keyring is None else keyring.lacking,
+        declared=declared(experiment),
+        rules=patience(config, endpoint.pump is not None, endpoint.wide),
+        class_names=class_names(config.data) if config.data.dataset == "site" else "",
+        open=config.round.open if endpoint.alone else None,
+        round=0 if records.resumed is None else records.resumed.progress.round,
+    )
