@@ -1,6 +1,6 @@
 """The server's process: rounds, exchanges, replies, checkpoints, books, and its I/O.
 
 Imported by `launch`, `tools` and `cli`; never by `client`, and it imports nothing of
-`client`. Read in this order: process, session, rounds, exchange, aggregation,
-evaluation, asynchronous, io, inbox, checkpoint.
+`client`. Read in this order: process, driver, rounds, exchanges, aggregation,
+evaluation, asynchronous, clients, io, inbox, checkpoint.
 """

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,14 +24,12 @@ from fednet.algorithms.state import State, fingerprints, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
-from fednet.server.exchange import OpenExchange, leave_out
+from fednet.server.exchange import OpenExchange
+from fednet.server.exchanges import Exchanges
 from fednet.server.guards import at_most, guards_of
 from fednet.server.inbox import ReceivedReply
 from fednet.wire.codec import cut
 from fednet.wire.payload import Payload, run_of, tensors_of
-
-if TYPE_CHECKING:
-    from fednet.server.session import Session
 
 GROWTH = 1e6
 
@@ -44,15 +41,16 @@ class Aggregation:
     began, to which the replies are added.
     """
 
-    def __init__(self, session: Session, exchange: OpenExchange, before: State) -> None:
-        self.session, self.exchange, self.server = session, exchange, exchange.before.server
-        self.method, self.host = session.method, session.host
-        self.experiment = session.experiment
+    def __init__(self, exchanges: Exchanges, exchange: OpenExchange, before: State) -> None:
+        self.exchange, self.server = exchange, exchange.before.server
+        self._exchanges, self._clients, setup = exchanges, exchanges.clients, exchanges.setup
+        self.method, self.host = setup.method, setup.host
+        self.experiment = setup.experiment
         declared = self.method.exchanges[exchange.index]
         self._up, self._known = declared.up, declared.summation.known
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
-        self._guards = guards_of(session, exchange, self._shared)
+        self._guards = guards_of(setup, self._clients.sent, exchange, self._shared)
         self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self.spoiled = False  # whether no result comes because of what an unknown client has sent
@@ -140,7 +138,7 @@ class Aggregation:
         reply is to blame, and no other round would help. failed: of each reply alone.
         """
         everybody = all(failed) and len(failed) == len(self.exchange.asked)
-        if everybody and (len(failed) > 1 or self.session.config.clients == 1):
+        if everybody and (len(failed) > 1 or self.experiment.config.clients == 1):
             why = wrong.partition("with its reply: ")[2]
             raise WrongPart(
                 f"{type(self.method).__name__}: server_update fails with every client's reply: "
@@ -173,7 +171,7 @@ class Aggregation:
             up = exp.up.decode(
                 self._up,
                 *own,
-                self.session.clients.sent.get(client, exp.agreed),
+                self._clients.sent.get(client, exp.agreed),
                 fill=self._fill,
                 sound=True,
                 past=self.exchange.past(client, "up"),
@@ -190,7 +188,7 @@ class Aggregation:
                 moved[name] = value.to("cpu")
         if moved:
             up = dataclasses.replace(up, **moved)
-        declared = self.session.clients.sizes.sites.declared.get(client)
+        declared = self._clients.sizes.sites.declared.get(client)
         return up if declared is None else at_most(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
@@ -252,7 +250,7 @@ class Aggregation:
         self.left_out[client] = reason
         self.condensed.pop(client, None)
         self._accumulator = None
-        leave_out(self.session, self.exchange, client, reason)
+        self._exchanges.leave_out(self.exchange, client, reason)
 
     def _finite(self, value: object) -> bool:
         """Whether all numbers of a value are finite. Rows of a PerClient are not looked at: they

@@ -25,24 +25,13 @@ from fednet.experiment.faults import Replay
 from fednet.protocol.tasks import STATE_LOST, TaskSpec
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import (
-    OpenExchange,
-    OpenRound,
-    ask,
-    begins_again,
-    check_lost,
-    complete_task,
-    deadline_s,
-    end_on,
-    may_stop,
-    new_exchange,
-    record_verdict,
-)
+from fednet.server.exchange import OpenExchange, OpenRound
+from fednet.server.exchanges import Exchanges
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, Recorded
-from fednet.server.session import Session
 from fednet.server.sources import POLL_S, Asked, Event, RealTime, SimulatedTime
+from fednet.server.watch import Hosting
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 
@@ -62,8 +51,8 @@ class Updates(Rounds):
 
     schedule: Buffer
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
+    def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
+        super().__init__(exchanges, how)
         self.tasks: dict[int, Asked] = {}
         self.opened: OpenExchange
         self.given: list[int] = []
@@ -81,7 +70,7 @@ class Updates(Rounds):
             self.schedule.next_round()
         schedule = self.schedule
         self.gather(schedule.round)
-        self.opened = new_exchange(self.session, schedule.round, 0, (), self.latest, 0.0)
+        self.opened = self.exchanges.new(schedule.round, 0, (), self.latest, 0.0)
         self.given, self._since, self._second = [], time.monotonic(), schedule.at
         self._give(schedule.at, schedule.on(schedule.at))
 
@@ -96,7 +85,7 @@ class Updates(Rounds):
 
     def end(self) -> None:
         self.clients.cancel("the run ends")
-        record_verdict(self.session, self.tasks.values(), LEFT_OUT)
+        self.exchanges.record_verdict(self.tasks.values(), LEFT_OUT)
         self.clients.discard()
         super().end()
 
@@ -133,7 +122,7 @@ class Updates(Rounds):
         def order(round: int) -> list[int]:
             return selection.order(config, round, selection.available(config, round))
 
-        comes, every = self.session.world.comes, config.schedule.every
+        comes, every = self.conditions.world.comes, config.schedule.every
         if every is not None:
             return Period(0, config.cohort_size, order, comes, round, at, every=every)
         assert config.buffer is not None
@@ -141,10 +130,10 @@ class Updates(Rounds):
 
     def _take_up(self) -> None:
         """What an earlier server had under way goes on."""
-        session, progress, specs = self.session, self.progress, []
-        experiment = session.experiment
+        progress, specs = self.progress, list[TaskSpec]()
+        experiment = self.setup.experiment
         for client, saved in sorted(progress.under_way.items()):
-            exchange = new_exchange(session, saved.round, 0, (), self.latest, saved.at)
+            exchange = self.exchanges.new(saved.round, 0, (), self.latest, saved.at)
             exchange.opened -= progress.at - saved.at
             down = self.sent_down[f"sent-{saved.sent}"]
             assert isinstance(down, SentDown)
@@ -170,13 +159,13 @@ class Updates(Rounds):
                 round=saved.round,
             )
             task = exchange.asked[client] = Asked(spec, saved.at)
-            complete_task(session, exchange, task, seen)
+            self.exchanges.complete(exchange, task, seen)
             task.bytes, task.enrolled = saved.bytes, saved.enrolled
             self.schedule.training[client] = saved.round
             self._under_way(client, task)
             if not task.over:
                 specs.append(spec)
-        self.clients.open((self.schedule.round, 0, "train"), specs, deadline_s(session))
+        self.clients.open((self.schedule.round, 0, "train"), specs, self.exchanges.deadline_s())
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
@@ -208,7 +197,7 @@ class Updates(Rounds):
         self.opened.before = self.latest  # which a lost state may have changed
         for client in clients:
             self.opened.at, self.opened.opened = at, time.monotonic()
-            task = ask(self.session, self.opened, client)
+            task = self.exchanges.ask(self.opened, client)
             self._under_way(client, task)
             self.given.append(client)
             if not task.over:
@@ -234,18 +223,18 @@ class Updates(Rounds):
             self.dropped[client] = reason
             task.reason = reason
             round, before, residuals = task.spec.round, self.latest, self.opened.residuals
-            if begins_again(self.session, round, client, reason, residuals):
+            if self.exchanges.begins_again(round, client, reason, residuals):
                 # Its next task starts from an initial state.
                 versions = {c: v for c, v in before.versions.items() if c != client}
                 states = {c: s for c, s in before.states.items() if c != client}
                 self.latest = replace(before, versions=versions, states=states)
                 self.restarted.append(client)
             elif reason.startswith(STATE_LOST):
-                check_lost(self.session, round, self.dropped, len(before.versions))
+                self.exchanges.check_lost(round, self.dropped, len(before.versions))
             self.records.files.event("dropped", round, client, reason=reason)
-            record_verdict(self.session, [task])
+            self.exchanges.record_verdict([task])
             if reason.startswith("failed"):
-                may_stop(self.session, round, client, reason.removeprefix("failed: "))
+                self.exchanges.may_stop(round, client, reason.removeprefix("failed: "))
         self._give(at, self.schedule.on(at, client, reason))
 
     def _end(self, client: int, up: int | None) -> tuple[float, str]:
@@ -256,8 +245,8 @@ class Updates(Rounds):
         task = self.tasks[client]
         if up is None:  # a second before which it does not end
             lost = task.reason or task.spec.lost
-            return end_on(self.session, self.clock, task, 0, task.at, 0, lost)
-        return end_on(self.session, self.clock, task, 0, task.at, up, task.reason)
+            return self.exchanges.end_on(task, 0, task.at, 0, lost)
+        return self.exchanges.end_on(task, 0, task.at, up, task.reason)
 
     # -- an update ---------------------------------------------------------------------------------
     def _made(self) -> OpenRound:
@@ -275,7 +264,7 @@ class Updates(Rounds):
         round = OpenRound.begun(exchange)
         record = round.record
         record.selected = self.given
-        here = self.session.world.here(self._second)
+        here = self.conditions.world.here(self._second)
         if here is not None:
             record.set(second=self._second, here=sum(here))
         if not self.aggregate(round):

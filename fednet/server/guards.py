@@ -27,7 +27,7 @@ from fednet.wire.payload import Payload, run_of, tensors_of
 if TYPE_CHECKING:
     from fednet.server.exchange import OpenExchange
     from fednet.server.inbox import Sent
-    from fednet.server.session import Session
+    from fednet.server.setup import Setup
 
 OUTLIER = 1e3
 ENOUGH = 3  # replies: of fewer none can have less than half
@@ -75,9 +75,11 @@ class Guard:
         return ()
 
 
-def guards_of(session: Session, exchange: OpenExchange, shared: Tensors | None) -> list[Guard]:
-    """The guards of an exchange. shared: the model before it."""
-    config, method, exchanges = session.config, session.method, session.method.exchanges
+def guards_of(
+    setup: Setup, sent: Sent, exchange: OpenExchange, shared: Tensors | None
+) -> list[Guard]:
+    """The guards of an exchange. sent: to its clients; shared: the model before it."""
+    config, method, exchanges = setup.config, setup.method, setup.method.exchanges
     found: list[Guard] = []
     if config.security.max_norm == "auto":
         found.append(MaxNorm(shared))
@@ -86,17 +88,17 @@ def guards_of(session: Session, exchange: OpenExchange, shared: Tensors | None) 
     by_samples = method.weight(Run(1, 1, 0.0)) != method.weight(Run(2, 1, 0.0))
     known = exchanges[exchange.index].summation.known
     if by_samples and known and not stack.equal_weights(config):
-        found.append(MaxShare(session.experiment))
+        found.append(MaxShare(setup.experiment))
     if config.privacy.clip is not None:
-        found.append(Clipping(config.privacy, session.clients.sent))
+        found.append(Clipping(config.privacy, sent))
     if not method.own_schedule:
-        found.append(Rebasing(exchange, session.clients.sent, shared))
+        found.append(Rebasing(exchange, sent, shared))
     if stack.needs_stack(config):
         fields = exchanges[exchange.index].up.fields
         kinds = {name: field.kind for name, field in fields.items() if field.form == "tensors"}
         found.append(RobustRule(config, shared, kinds))
-    if session.noise is not None:
-        found.append(Noise(config.privacy, session.noise, exchange.round))
+    if setup.noise is not None:
+        found.append(Noise(config.privacy, setup.noise, exchange.round))
     return found
 
 

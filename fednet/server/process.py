@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fednet.buffers import give_back_idle, seldom_collected
 from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ClientsJoin, FednetError
-from fednet.experiment import determinism
+from fednet.experiment import build, determinism, placement, privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import evaluated_clients
-from fednet.experiment.rundir import resume_hint
+from fednet.experiment.rundir import log_to, resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading
 from fednet.server.asynchronous import Updates
+from fednet.server.clients import connected
+from fednet.server.conditions import Conditions
 from fednet.server.endpoint import Endpoint
+from fednet.server.exchanges import Exchanges
+from fednet.server.records import Records
 from fednet.server.rounds import Rounds
-from fednet.server.session import Session
+from fednet.server.setup import Setup
 from fednet.server.summary import finish, write
 from fednet.server.watch import Hosting, handle_stop_signals, stop_raises
 from fednet.training.samples import FEW
@@ -37,12 +42,14 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     engine = Rounds if config.schedule.mode == "sync" else Updates
     with stop_raises():
         switches = determinism.set_switches(config.train)
-        session = Session(config, directory, endpoint, how)
-        rounds = engine(session)
-        handle_stop_signals(session.clients.watch.on_signal)
+        logs = log_to(directory / "log" / "server.log")
+        exchanges = opened(config, directory, endpoint, how)
+        rounds = engine(exchanges, how)
+        watch = exchanges.clients.watch
+        handle_stop_signals(watch.on_signal)
         over, why, crashed, join = False, "", False, False
         try:
-            begin(session, rounds)
+            begin(rounds)
             if endpoint.pump is None:
                 give_back_freed()  # what was built was tried too, and its gradients are gone
             with seldom_collected(endpoint.pump is None):
@@ -61,9 +68,9 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             crashed = endpoint.pump is None
             raise
         finally:
-            session.close(over, why, crashed)
+            close(rounds, endpoint, logs, over, why, crashed)
             if join:  # a signal may have come since the round ended
-                session.clients.watch.check(show=False)
+                watch.check(show=False)
     try:
         whole = write(directory, summary)
     except OSError as broken:
@@ -75,22 +82,71 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     return whole
 
 
-def begin(session: Session, rounds: Rounds) -> None:
+def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Exchanges:
+    """All that the rounds work on, built part by part; then the server listens."""
+    experiment = build.build(config, how.data)
+    privacy.check(experiment)
+    device = placement.place(how.device)[0]
+    records = Records(config, experiment, directory)
+    key, drawn = records.checkpoints.folder / "noise.key", records.checkpoints.exists
+    noise = privacy.noise_of(config, "server", key, drawn)
+    setup = Setup.on(device, experiment, noise)
+    conditions = Conditions(experiment, records.files)
+    on_gpu = device.startswith("cuda")
+    clients = connected(experiment, records, endpoint, how, on_gpu, conditions.faults.at)
+    return Exchanges(setup, conditions, clients, records)
+
+
+def begin(rounds: Rounds) -> None:
     """Records that this process started, and starts the rounds from the checkpoint."""
-    records, resumed = session.records, session.records.resumed
-    here = {**determinism.versions(), "device": str(session.host.device)}
+    records, resumed, experiment = rounds.records, rounds.records.resumed, rounds.setup.experiment
+    here = {**determinism.versions(), "device": str(rounds.setup.host.device)}
     moved = determinism.changed_since(reading.events(records.files.path, "started"), here)
     records.files.event(
         "started", incarnation=records.incarnation, resumed=bool(resumed), versions=here
     )
-    for remark in (*([moved] if moved else []), *remarks(session.experiment)):
-        session.how.display.note(remark)
+    for remark in (*([moved] if moved else []), *remarks(experiment)):
+        rounds.display.note(remark)
         records.files.event("remark", text=remark)
     if resumed is not None:
         records.files.append(resumed.progress.records)
-    if session.experiment.federation is not None:
-        write_json(records.files.path / "partition.json", session.experiment.federation.to_json())
+    if experiment.federation is not None:
+        write_json(records.files.path / "partition.json", experiment.federation.to_json())
     rounds.begin()
+
+
+def close(
+    rounds: Rounds, endpoint: Endpoint, logs: logging.Handler, over: bool, why: str, crashed: bool
+) -> None:
+    """Tells the clients how the run ended, and closes everything. over: nothing is left to do; why:
+    what ended it early. crashed: a thread may still be using the files and connections, and may
+    never return from a user's own part; they are left to the end of the process.
+    """
+    io, watch, records = rounds.clients.io, rounds.clients.watch, rounds.records
+    io.events.say = None  # that clients leave now is not shown
+    endings: list[Callable[[], object]] = [
+        io.events.close,
+        lambda: records.files.event("stopped", watch.completed, reason=why),
+        lambda: watch.status("done" if over and not why else "stopped"),
+        rounds.resources.close,
+    ]
+    if crashed:
+        endings += [endpoint.leave, records.files.flush]
+    else:
+        endings += [
+            lambda: io.finish(over, why),
+            endpoint.leave,
+            lambda: io.close(over),
+            records.files.flush,
+            records.files.close,
+            records.journal.close,
+            rounds.tracker.close,
+            lambda: logging.getLogger("fednet").removeHandler(logs),
+            logs.close,
+        ]
+    for last in endings:
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+            last()
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:

@@ -11,7 +11,6 @@ checkpointed, so that the clients train meanwhile. The records and the bits are 
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import time
@@ -36,27 +35,24 @@ from fednet.journal.events import Tally
 from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
-from fednet.records import reading
 from fednet.records.manifest import Candidate, RunProgress
 from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
+from fednet.server.conditions import Conditions
 from fednet.server.driver import drive
 from fednet.server.evaluation import Evaluator
 from fednet.server.exchange import (
     OpenExchange,
     OpenRound,
     RunState,
-    check_states,
-    evaluated_by_clients,
-    evaluations,
-    open_exchange,
-    record_verdict,
-    take,
 )
+from fednet.server.exchanges import Exchanges
 from fednet.server.growth import clients_from_next_round, clients_that_came
+from fednet.server.resources import Resources
 from fednet.server.schedule import Schedule
-from fednet.server.session import Session
 from fednet.server.sources import POLL_S, Event, Source
+from fednet.server.tracking import Trackers
+from fednet.server.watch import Hosting
 from fednet.wire.messages import clean
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
@@ -74,17 +70,20 @@ class Rounds:
     schedule: Schedule
     source: Source
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.config, self.method = session, session.config, session.method
-        self.faults, self.clock = session.faults, session.clock
-        self.records, self.clients = session.records, session.clients
-        self.display = session.how.display
+    def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
+        self.exchanges, self.how, self.display = exchanges, how, how.display
+        self.setup, self.conditions = exchanges.setup, exchanges.conditions
+        self.clients, self.records = exchanges.clients, exchanges.records
+        self.config, self.method = self.setup.config, self.setup.method
+        self.faults, self.clock = self.conditions.faults, self.conditions.clock
+        self.tracker = Trackers(self.config, self.records.files.path, self.display.note)
+        self.resources = Resources(gpus=self.setup.host.device.type == "cuda")
         self.evaluator = Evaluator(
-            session.experiment,
-            session.host,
+            self.setup.experiment,
+            self.setup.host,
             self.records.files,
             self.display.warn,
-            functools.partial(evaluated_by_clients, session),
+            exchanges.evaluated_by_clients,
         )
         self.progress = RunProgress(run=self.records.run_id, clients=self.config.clients)
         self.carried: RunState
@@ -100,11 +99,11 @@ class Rounds:
     # -- the run -----------------------------------------------------------------------------------
     def begin(self) -> None:
         """Fresh state, or what a checkpoint holds."""
-        session, experiment, resumed = self.session, self.session.experiment, self.records.resumed
+        resumed = self.records.resumed
         checkpoints = self.records.checkpoints
         if resumed is None:
-            first = self.method.init_server(experiment.agreed)
-            server = on_disk(self.method.prepare(first, session.host), checkpoints.rows)
+            first = self.method.init_server(self.setup.experiment.agreed)
+            server = on_disk(self.method.prepare(first, self.setup.host), checkpoints.rows)
             self.carried = RunState(server, {}, {}, {})
         else:
             self.progress = progress = resumed.progress
@@ -120,8 +119,6 @@ class Rounds:
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
-        for event in reading.events(self.records.files.path, "blamed"):
-            session.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.clients.watch.completed = self.progress.round
         if not self.records.added:
             self.save()
@@ -140,7 +137,7 @@ class Rounds:
                 join_s = section.join_s(self.clients.alone)
                 self.clients.watch.await_clients(start, join_s)
             # What was used until now is in no round's record.
-            self.session.resources.since(self.clients.processes())
+            self.resources.since(self.clients.processes())
             drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
@@ -221,7 +218,7 @@ class Rounds:
         """
         if self.faults.replay is not None:
             return second
-        return self.session.world.when(self.config.round.min_results, second)
+        return self.conditions.world.when(self.config.round.min_results, second)
 
     def too_few(self) -> bool:
         """Whether fewer clients are connected than a round needs, and `round.join` sets no limit:
@@ -246,7 +243,6 @@ class Rounds:
             number, carried = after.number + 1, after.after
             if after.number > self.progress.round:
                 ahead = after.virtual
-        session = self.session
         self.gather(number)
         base, began = self.second(ahead), time.monotonic()
         at = self.begins_at(base)
@@ -260,17 +256,17 @@ class Rounds:
             while (left := at - base - (time.monotonic() - began)) > 0:
                 self.clients.watch.check()
                 time.sleep(min(POLL_S, left))
-        here = session.world.here(at)
+        here, experiment = self.conditions.world.here(at), self.setup.experiment
         if self.faults.replay is not None and not selection.planned(self.config):
             cohort = self.faults.replay.selected(number)
-        elif candidates.selects(session.experiment):
+        elif candidates.selects(experiment):
             known = carried.candidates
-            cohort = candidates.cohort(session.experiment, carried.server, number, here, known)
+            cohort = candidates.cohort(experiment, carried.server, number, here, known)
         else:
             cohort = selection.cohort(self.config, number, here)
         self.display.round_started(number, self.config.rounds, cohort)
-        self.clients.sent.fill = filling(session.experiment, carried.server)
-        exchange, self.source = open_exchange(session, number, 0, cohort, carried, at)
+        self.clients.sent.fill = filling(experiment, carried.server)
+        exchange, self.source = self.exchanges.open(number, 0, cohort, carried, at)
         self._open = round = OpenRound.begun(exchange)
         self.schedule = exchange.schedule
         if here is not None:
@@ -282,7 +278,7 @@ class Rounds:
     def take(self, event: Event) -> None:
         """What follows from an event of the exchange that is open."""
         exchange = self._open.exchange
-        take(self.session, exchange, event)
+        self.exchanges.take(exchange, event)
         if self.clock is None:  # else nobody is known to count before the exchange closes
             self._add_up(self._open)
 
@@ -293,15 +289,15 @@ class Rounds:
         round = self._open
         if round.exchange.index == self.method.main_exchange:
             round.main = round.exchange
-        check_states(self.session, round.exchange)
+        self.exchanges.check_states(round.exchange)
         last = len(self.method.exchanges) - 1
         if not self.aggregate(round) or round.exchange.index == last:
             return round
         completed = sorted(round.exchange.done)
         at = self.second() if self.clock is None else round.virtual_start + round.virtual
         index = round.exchange.index + 1
-        round.exchange, self.source = open_exchange(
-            self.session, round.number, index, completed, round.after, at
+        round.exchange, self.source = self.exchanges.open(
+            round.number, index, completed, round.after, at
         )
         self.schedule = round.exchange.schedule
         return None
@@ -310,7 +306,7 @@ class Rounds:
         """Adds up the replies whose turn has come, in ascending order of the clients."""
         exchange = round.exchange
         if self._aggregation is None:
-            self._aggregation = Aggregation(self.session, exchange, round.before.server)
+            self._aggregation = Aggregation(self.exchanges, exchange, round.before.server)
         while exchange.fed < len(exchange.cohort):
             client = exchange.cohort[exchange.fed]
             task = exchange.asked[client]
@@ -332,23 +328,24 @@ class Rounds:
         who broke a protocol of secure aggregation. Returns False if there are too few results: the
         round is void then.
         """
-        session, exchange, record = self.session, round.exchange, round.record
+        exchange, record = round.exchange, round.record
+        host, blamed = self.setup.host, self.conditions.blamed
         aggregation, self._aggregation = self._add_up(round), None
         if self.config.schedule.mode == "sync":
-            add_times(session, round)
-        host, least, began = session.host, self.config.round.min_results, time.monotonic()
+            add_times(self.conditions, round)
+        least, began = self.config.round.min_results, time.monotonic()
         if len(exchange.done) >= least:
             self.faults.at("aggregating", round.number)
         server = aggregation.result(least)
-        record_verdict(session, exchange.asked.values())
+        self.exchanges.record_verdict(exchange.asked.values())
         masked = not self.method.exchanges[exchange.index].summation.known
         if masked:  # who broke its protocol is left out from now on
             for client, why in sorted((aggregation.left_out | host.blamed).items()):
-                if client not in session.blamed:
-                    session.blamed[client] = round.number, why
+                if client not in blamed:
+                    blamed[client] = round.number, why
                     self.records.files.event("blamed", round.number, client, reason=why)
                     host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
-        predict(session.experiment, exchange, round.predicted)
+        predict(self.setup.experiment, exchange, round.predicted)
         round.runs |= aggregation.runs
         done = exchange.done
         round.dropped |= exchange.dropped
@@ -378,7 +375,7 @@ class Rounds:
                 exports.keep_condensed(self.records.files.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         if exchange.index == self.method.main_exchange:
-            round.evaluated = evaluations(session, exchange)
+            round.evaluated = self.exchanges.evaluations(exchange)
         record.algorithm = dict(host.reported)
         if host.warnings:
             record.algorithm["warnings"] = list(host.warnings)
@@ -386,7 +383,7 @@ class Rounds:
 
     def _candidates(self, round: OpenRound) -> dict[int, Candidate]:
         """What each client replied last, after an exchange of a round."""
-        experiment, known = self.session.experiment, dict(round.after.candidates)
+        experiment, known = self.setup.experiment, dict(round.after.candidates)
         if not candidates.selects(experiment):
             return known
         for client in round.exchange.done:
@@ -406,7 +403,7 @@ class Rounds:
         no further round is tried, and ClientsJoin where clients join before the next one.
         """
         self._concluding, began = True, time.monotonic()
-        session, config, progress, after = self.session, self.config, self.progress, round.after
+        config, progress, after = self.config, self.progress, round.after
         record, self.carried = round.record, after
         if not record.void:
             progress.void = 0
@@ -437,11 +434,11 @@ class Rounds:
             seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
-            resources=session.resources.since(self.clients.processes()),
+            resources=self.resources.since(self.clients.processes()),
             bytes_up=tally.spent["up"],
             bytes_down=tally.spent["down"],
             useful=tally.useful,
-            predicted=round.predicted if session.experiment.predictable else None,
+            predicted=round.predicted if self.setup.experiment.predictable else None,
             **hashes,
         )
         progress.round = round.number
@@ -486,7 +483,7 @@ class Rounds:
 
     def _show(self, round: OpenRound) -> None:
         """Shows the record, and in sentences who lost its state, failed, or began again."""
-        name, how = f"round {round.number}", self.session.how
+        name, how = f"round {round.number}", self.how
         self.display.round_done(round.record)
         for client, reason in sorted(round.dropped.items()):
             if reason.startswith(STATE_LOST):
@@ -504,7 +501,7 @@ class Rounds:
         if again := round.record.restarted:
             text = f"client(s) {as_text(again)} had lost their state and began again"
             self.display.note(f"{name}: {text}")
-        self.session.tracker.round(round.record)
+        self.tracker.round(round.record)
         if how.callback is not None:
             how.callback(round.record)
 
@@ -567,7 +564,7 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
                 add_kinds(sums[way], {name: times * n for name, n in each.items()})
 
 
-def add_times(session: Session, round: OpenRound) -> None:
+def add_times(conditions: Conditions, round: OpenRound) -> None:
     """Adds what the open exchange took until now, `encoding` of it before its tasks went out. Of
     the rest the client whose reply came last says how much was its own training, evaluating and
     encoding; sending, down and up, is what else passed between hand-out and arrival; all before the
@@ -586,12 +583,12 @@ def add_times(session: Session, round: OpenRound) -> None:
         left -= taken(seconds, shares, left)
     seconds["waiting"] += left
 
-    step_s = session.world.step_s
+    step_s = conditions.world.step_s
     if step_s is not None:
         trained = [step_s[c] * exchange.asked[c].spec.cost for c in exchange.done]
         if trained:
             round.record.training_s = (round.record.training_s or 0.0) + sum(trained)
-    if session.clock is not None:
+    if conditions.clock is not None:
         schedule = exchange.schedule
         split = {"sending": 0.0, "training": 0.0}
         if schedule.replied:

@@ -27,9 +27,9 @@ from fednet.server.rounds import Rounds
 
 def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Summary:
     """Writes the models; returns the server's part of the summary."""
-    session, config, progress = rounds.session, rounds.config, rounds.progress
+    config, progress = rounds.config, rounds.progress
     evaluator = rounds.evaluator
-    experiment, server, files = session.experiment, rounds.carried.server, rounds.records.files
+    experiment, server, files = rounds.setup.experiment, rounds.carried.server, rounds.records.files
     directory = files.path
     model = evaluator.newest(server)
     check = None
@@ -82,7 +82,7 @@ def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Sum
         clients_sha256=last.clients_sha256,
         refused=rounds.clients.io.protocol.refused,
         privacy=spent,
-        provenance=provenance(experiment, command, switches, str(session.host.device)),
+        provenance=provenance(experiment, command, switches, str(rounds.setup.host.device)),
     )
 
 

@@ -1,0 +1,35 @@
+"""What happens to the clients besides their tasks: faults, the time that passes, who is away, and
+who is not asked any more.
+"""
+
+from __future__ import annotations
+
+from fednet import world as worlds
+from fednet.experiment.build import Experiment
+from fednet.experiment.clock import VirtualClock
+from fednet.experiment.faults import Faults, struck
+from fednet.experiment.rundir import RunDirectory
+from fednet.records import reading
+
+
+class Conditions:
+    """faults: planned, and those of a run that is replayed. clock: None where time is this
+    machine's. world: which clients are there when, and how fast they are. blamed: who broke a
+    protocol of secure aggregation: by client, in which round, and how.
+    """
+
+    def __init__(self, experiment: Experiment, files: RunDirectory) -> None:
+        """Raises ConfigError where the run to be replayed is another one than this."""
+        config, exchanges = experiment.config, experiment.algorithm.exchanges
+        self.faults = Faults(
+            config,
+            struck(files.path),
+            lambda round, kind: files.event("fault", round, kind=kind),
+            [each.summation.trains for each in exchanges].index(True),
+            len(exchanges),
+        )
+        self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        self.world = worlds.of(config) if self.clock is None else self.clock.world
+        self.blamed: dict[int, tuple[int, str]] = {}
+        for event in reading.events(files.path, "blamed"):
+            self.blamed.setdefault(event["client"], (event["round"], event["reason"]))

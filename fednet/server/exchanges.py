@@ -1,0 +1,485 @@
+"""What the server does in an exchange: each is a broadcast, and the replies to it. An evaluation by
+the clients is an exchange too.
+
+    open            encode what goes to each client, and hand the tasks out
+    take            what follows from the next event: a task is over, or the exchange closes
+    record_verdict  record in the books which replies were useful
+
+Which event is next says its source (sources.py), and who is in time its schedule (schedule.py).
+What the replies are added to is the caller's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import operator
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from msgspec import structs
+
+from fednet import seeds
+from fednet.algorithms.base import Payload
+from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
+from fednet.experiment.build import Experiment
+from fednet.experiment.clock import task_bytes
+from fednet.experiment.evaluations import (
+    EvaluationReply,
+    counts_by_model,
+    evaluated_clients,
+    evaluation_due,
+)
+from fednet.experiment.faults import drops
+from fednet.ids import as_text
+from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, TaskSpec, end_of
+from fednet.server.clients import Clients
+from fednet.server.conditions import Conditions
+from fednet.server.exchange import OpenExchange, RunState
+from fednet.server.inbox import ReceivedReply, evaluation_in
+from fednet.server.io import LEFT_OUT
+from fednet.server.records import Records
+from fednet.server.schedule import Cohort
+from fednet.server.setup import Setup
+from fednet.server.sources import Asked, Event, RealTime, SimulatedTime, Source, collect
+from fednet.training.evaluation import Counts
+from fednet.training.samples import batch_count
+from fednet.wire.codec import Body, cut
+from fednet.wire.messages import Fault, Key
+from fednet.wire.payload import weights_of
+
+log = logging.getLogger(__name__)
+
+
+class Exchanges:
+    """The exchanges of a run, one after the other."""
+
+    def __init__(
+        self, setup: Setup, conditions: Conditions, clients: Clients, records: Records
+    ) -> None:
+        self.setup, self.conditions = setup, conditions
+        self.clients, self.records = clients, records
+        self.config, self.method, self.experiment = setup.config, setup.method, setup.experiment
+
+    # -- opening -----------------------------------------------------------------------------------
+    def open(
+        self, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
+    ) -> tuple[OpenExchange, Source]:
+        """Encodes each client's task of an exchange and hands them to the protocol. at: the second
+        of the run. Returns the exchange, and where its events come from.
+        """
+        exchange = self.new(round, index, cohort, before, at)
+        for client in cohort:
+            self.ask(exchange, client)
+        for client, reply in list(exchange.found.items()):
+            if client not in exchange.asked:
+                why = "clients joined, and this one is not in the round any more"
+                self.clients.verdict([(reply.message.key, why, None)])
+                del exchange.found[client]
+        exchange.encoding = time.monotonic() - exchange.opened
+        if self.conditions.faults.replay is None:  # else who counts is on record
+            exchange.schedule.first = self.config.first
+        source = self._source(exchange)
+        # Replies that an earlier server received, in the order in which they came, are the first.
+        for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
+            source.given(client)
+        if isinstance(source, RealTime):  # nobody else is asked where the exchange closes by these
+            while (over := source.over()) is not None:
+                self.take(exchange, Event(0.0, over, exchange.asked[over].reason))
+        specs = [a.spec for a in exchange.asked.values() if not a.over]
+        self.clients.open((round, index, "train"), specs, self.deadline_s())
+        return exchange, source
+
+    def new(
+        self, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
+    ) -> OpenExchange:
+        """An exchange in which nobody is asked yet."""
+        config, residuals = self.config, dict(before.residuals)
+        self.setup.host.begin(round, index, cohort)
+        if config.schedule.mode == "sync":
+            self.clients.sent.clear()
+        self.clients.sent.remembered = residuals
+        opened = time.monotonic()
+        schedule = Cohort(tuple(cohort))
+        exchange = OpenExchange(
+            round, index, "train", tuple(cohort), before, residuals, opened, at, schedule=schedule
+        )
+        if config.evaluate.clients == "auto" and index == self.method.main_exchange:
+            exchange.judge = evaluation_due(config, round)
+        exchange.found = self.clients.found(round, index)
+        return exchange
+
+    def deadline_s(self) -> float | None:
+        """After how many seconds of this process's time a reply is late; None: that decides
+        nothing.
+        """
+        if self.conditions.clock is not None or self.conditions.faults.replay is not None:
+            return None
+        return self.config.round.deadline
+
+    # -- a client's task ---------------------------------------------------------------------------
+    def ask(self, exchange: OpenExchange, client: int, again: bool = False) -> Asked:
+        """Asks a client: encodes its task, once for clients in a row that get the same. again: it
+        has lost its state, and starts from its initial one.
+        """
+        exp, method, before = self.experiment, self.method, exchange.before
+        round, index = exchange.round, exchange.index
+        spec = TaskSpec(client, round=round)
+        if not again:
+            spec.start, spec.state = before.versions.get(client, ""), before.states.get(client, "")
+            spec.keep = self.records.durable.get(client, "")
+        asked = exchange.asked[client] = Asked(spec, exchange.at)
+        if exchange.purpose == "evaluate":
+            assert exchange.last is not None
+            _, encoded, spec.check = exchange.last
+            spec.form, spec.body = encoded.form, encoded.body
+            spec.cost, spec.judge = self._cost(client, method.main_exchange), exchange.judge
+            if exp.base_comes and not spec.start:
+                asked.spec = with_base(exp, spec, exchange.based)
+            elif exp.base_comes:
+                spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
+            return asked
+
+        down, last = method.broadcast(before.server, index, client), exchange.last
+        # Where bytes depend on what a client remembers, each has its own.
+        values = vars(down).values()
+        same = last is not None and all(map(operator.is_, vars(last[0]).values(), values))
+        if last is not None and same and not exp.down.shared:
+            _, encoded, spec.check = last
+        else:
+            encoded = exp.down.encode(
+                down,
+                lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
+                exchange.residuals,
+                exp.agreed,
+                exchange.cache,
+                slot=f"{index}/",
+                past=exchange.past(client, "down"),
+            )
+            spec.check = encoded.body.check()
+            exchange.last = down, encoded, spec.check
+        spec.form, spec.body = encoded.form, encoded.body
+        if not (spec.start or index):
+            enrolment = method.enroll(before.server, client, self.setup.host)
+            if enrolment is not None:
+                asked.enrolled = True
+                given = exp.down.encode(enrolment)
+                spec.form, spec.enrol = [*given.form, *encoded.form], len(given.form)
+                spec.body = Body([*given.body.segments, *encoded.body.segments])
+                spec.check = spec.body.check()
+            if exp.base_comes:
+                asked.spec = with_base(exp, spec, exchange.based)
+        self.complete(exchange, asked, encoded.seen)
+        return asked
+
+    def complete(self, exchange: OpenExchange, asked: Asked, down: Payload) -> None:
+        """Adds to a task how long it takes, the faults planned for it and when its client leaves.
+        Finds the reply that an earlier server received, and the reason for which a client is not
+        asked. down: what the client is sent.
+        """
+        exp, spec = self.experiment, asked.spec
+        clock, faults = self.conditions.clock, self.conditions.faults
+        client, round, index = spec.client, exchange.round, exchange.index
+        if (weights := weights_of(down)) is not None:
+            self.clients.sent[client] = weights
+        spec.cost, spec.judge = self._cost(client, index), exchange.judge
+        spec.bound = self.method.exchanges[index].summation.bound
+        if exp.base_comes and (index or spec.start):
+            spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
+        if self.conditions.world.step_s is not None and clock is None:
+            # The device waits for the rest of its time.
+            spec.pace = [Fault("pace", self.conditions.world.step_s[client] * spec.cost)]
+        reply = exchange.found.get(client)
+        if reply is not None and reply.record.task == (spec.check, spec.start):
+            asked.reply = reply
+        elif reply is not None:
+            key = reply.message.key
+            self.clients.verdict([(key, "the answer to another task", None)])
+            del exchange.found[client]
+        if clock is not None:
+            asked.bytes = task_bytes(self.records.run_id, Key(round, index, 0, client), spec)
+        blamed_in, why = self.conditions.blamed.get(client, (round, ""))
+        fault = faults.out(round, index, [client]).get(client, "")
+        asked.reason = f"blamed in round {blamed_in}: {why}" if blamed_in < round else fault
+
+        # A client that leaves in the middle of its task; who is gone already is not asked.
+        until = self.conditions.world.until(client, exchange.at)
+        asked.leaves_s = 0.0 if until is None else until - exchange.at
+        leaves = None
+        if math.isfinite(asked.leaves_s) and faults.replay is None:
+            if not asked.leaves_s and not asked.over:
+                asked.reason = LEFT
+            if clock is None:
+                leaves = Leaves(at=exchange.opened + asked.leaves_s)
+            else:
+                slow, delay = faults.time(round, index, client)
+                leaves = clock.leaving(client, spec.cost, asked.bytes, exchange.at, slow, delay)
+        if not asked.over:
+            spec.leaves = leaves
+            spec.faults = faults.of(round, index, client)
+            spec.lost = drops(spec.faults)
+
+    def _cost(self, client: int, index: int) -> int:
+        """SGD steps of the client's task: the longest are handed out first."""
+        train, method = self.config.train_of(client), self.method
+        if not method.exchanges[index].summation.trains:
+            return 0
+        if train.steps is not None:
+            return train.steps
+        federation = self.experiment.federation
+        if federation is not None:
+            n: int | None = len(federation.parts[client])
+        else:
+            n = self.clients.sizes.samples(client)
+        return train.epochs * batch_count(n or 0, train.batch_size)
+
+    # -- collecting --------------------------------------------------------------------------------
+    def _source(self, exchange: OpenExchange) -> Source:
+        """Where the events of an exchange come from, in seconds from its beginning."""
+
+        def again(client: int) -> bool:
+            return self._asked_again(exchange, client)
+
+        phase = exchange.index, exchange.purpose
+        real = RealTime(self.clients, exchange.asked, exchange.opened, phase, again)
+        if self.conditions.clock is None or exchange.purpose == "evaluate":
+            return real
+
+        def end(client: int, up: int | None) -> tuple[float, str]:
+            # Until all ends are known none is next: each reply counts among the bytes.
+            if up is None:
+                return 0.0, ""
+            task = exchange.asked[client]
+            return self.end_on(task, exchange.index, 0.0, up, task.reason)
+
+        return SimulatedTime(real, end)
+
+    def end_on(
+        self, task: Asked, index: int, began: float, up: int, lost: str
+    ) -> tuple[float, str]:
+        """When a task that began at that second is over on the virtual clock, and why it has no
+        reply then. up: bytes of its reply; lost: why none came. A client that is lost is waited for
+        as long as one may be; one that says that it lost its state is not.
+        """
+        clock = self.conditions.clock
+        assert clock is not None
+        if lost.startswith(STATE_LOST):
+            return began, lost
+        if lost and lost != LEFT:
+            return began + clock.patience, lost
+        client, cost, deadline = task.spec.client, task.spec.cost, self.config.round.deadline
+        slow, delay = self.conditions.faults.time(task.spec.round, index, client)
+        task.times = clock.seconds(client, cost, task.bytes, up, slow, delay, at=task.at)
+        comes = math.inf if lost else began + sum(task.times.values())
+        latest = math.inf
+        if deadline is not None and self.conditions.faults.replay is None:
+            latest = began + deadline
+        return end_of(comes, began + task.leaves_s, latest)
+
+    def _asked_again(self, exchange: OpenExchange, client: int) -> bool:
+        """Whether a client is asked again, whose task has just ended: one whose state is lost may
+        begin again from its initial state; not in a later exchange, which needs what the client
+        kept of this round.
+        """
+        reason, residuals = exchange.asked[client].reason, exchange.residuals
+        later = exchange.purpose == "train" and exchange.index > 0
+        if later or not exchange.asked[client].spec.start:
+            return False
+        if not self.begins_again(exchange.round, client, reason, residuals):
+            return False
+        exchange.restarted.append(client)
+        asked = self.ask(exchange, client, again=True)
+        if asked.over:
+            return False
+        self.clients.add(exchange.round, [asked.spec])
+        return True
+
+    def take(self, exchange: OpenExchange, event: Event) -> None:
+        """A client's task is over. Where the exchange closes by it, the tasks of the others are
+        called off, and what has come of them in the same moment is left out.
+        """
+        schedule, asked = exchange.schedule, exchange.asked
+        at, client, reason = event
+        assert client is not None
+        asked[client].reason = reason
+        if reason:
+            self._note_dropped(exchange, client)
+        schedule.on(at, client, reason)
+        if not schedule.closed:
+            return
+        under_way = ""
+        for late, why in schedule.dropped.items():
+            task = asked[late]
+            under_way = under_way or ("" if task.over else why)
+            if task.reason in ("", LEFT):  # else it is known what happened to it
+                task.reason = why
+            self._note_dropped(exchange, late)
+        if under_way:
+            self.clients.cancel(under_way)
+        self.clients.discard()
+
+    def _note_dropped(self, exchange: OpenExchange, client: int) -> None:
+        """Raises CannotGoOn where the client could not do its task and the configuration says to
+        stop.
+        """
+        reason = exchange.asked[client].reason
+        if client in exchange.noted:
+            return
+        exchange.noted.add(client)
+        self.records.files.event("dropped", exchange.round, client, reason=reason)
+        if reason.startswith("failed"):
+            self.may_stop(exchange.round, client, reason.removeprefix("failed: "))
+
+    # -- clients that have lost their state --------------------------------------------------------
+    def begins_again(
+        self, round: int, client: int, reason: str, residuals: dict[str, torch.Tensor]
+    ) -> bool:
+        """Whether a client that was dropped for that reason begins again. What compressors remember
+        of earlier messages with it no longer holds, and is removed from residuals.
+        """
+        if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
+            return False
+        with self.clients.paused():  # replies are decoded with them
+            for name in [n for n in residuals if n.startswith(f"client {client}/")]:
+                del residuals[name]
+        reason = reason.removeprefix(STATE_LOST)
+        self.records.files.event("restarted", round, client, reason=reason)
+        log.warning("round %d: client %d begins again: %s", round, client, reason)
+        return True
+
+    def check_states(self, exchange: OpenExchange) -> None:
+        """Raises StateError where the run ends because clients of an exchange that is closed have
+        lost their states, see `check_lost`.
+        """
+        started = sum(1 for task in exchange.asked.values() if task.spec.start)
+        self.check_lost(exchange.round, exchange.dropped, started)
+
+    def check_lost(self, round: int, dropped: Mapping[int, str], started: int) -> None:
+        """Raises StateError where the run ends because clients have lost their states. started: how
+        many were to start from one. Where others start the clients, a few that say so are not
+        believed: a single false report would end the run.
+        """
+        lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
+        few = 2 * len(lost) <= started or len(lost) == 1 < self.config.clients
+        if not lost or (self.clients.alone and few):
+            return
+        first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
+        raise StateError(
+            f"round {round}: {len(lost)} of the {started} clients that start from a state of their "
+            f"own have lost it: clients {as_text(lost)}. {first}. Was the server restored from an "
+            f"older copy? Then restore the clients' states of the same time, or let these clients "
+            f"start again with --set round.state_lost=restart (the results differ)."
+        )
+
+    # -- its end -----------------------------------------------------------------------------------
+    def leave_out(self, exchange: OpenExchange, client: int, reason: str) -> None:
+        """A reply that was accepted turned out to be unusable: the client counts as one that did
+        not complete the exchange, and a resume asks it again.
+        """
+        asked = exchange.asked[client]
+        asked.reason = f"refused: {reason}"
+        self._note_dropped(exchange, client)
+        if asked.reply is not None:
+            self.clients.revoke(asked.reply.message.key)
+        self.may_stop(exchange.round, client, reason)
+
+    def may_stop(self, round: int, client: int, reason: str) -> None:
+        """Raises CannotGoOn where one client that cannot go on ends the run."""
+        if self.config.round.on_error == "stop":
+            raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
+
+    def record_verdict(self, all: Iterable[Asked], left_out: str = "") -> None:
+        """Records in the books which replies, and their tasks, were useful, now that this is known.
+        left_out: if it is not empty, none was useful, for this reason unless the client has one of
+        its own. The book has that reason only of a reply that an earlier server received, else
+        `LEFT_OUT`.
+        """
+        replies = []
+        for asked in all:
+            reply, reason = asked.reply, asked.reason or left_out
+            if reply is not None:
+                if reason and not reply.earlier:
+                    reason = LEFT_OUT
+                replies.append((reply.message.key, reason, asked.staleness))
+        self.clients.verdict(replies)
+
+    # -- evaluations by clients --------------------------------------------------------------------
+    def evaluations(self, exchange: OpenExchange) -> dict[int, dict[str, Counts]]:
+        """What the clients that completed an exchange found in evaluating their models, of those
+        that were asked to. In a training exchange the model that came down is the one before the
+        round: what they found for it is named `received`, where that of an evaluation is `global`.
+        """
+        exp, training, found = self.experiment, exchange.purpose == "train", {}
+        for client, reply in exchange.done.items():
+            counts = reply.evaluation if training else reply.take_payload()
+            if counts is None:
+                counts = self._evaluation_on_disk(client, reply)
+            if counts is None:
+                continue
+            assert isinstance(counts, EvaluationReply)
+            by_model = counts_by_model(counts, exp.setting.more)
+            if training and "global" in by_model:
+                by_model = {"received": by_model.pop("global"), **by_model}
+            found[client] = by_model
+        return found
+
+    def _evaluation_on_disk(self, client: int, reply: ReceivedReply) -> EvaluationReply | None:
+        """The evaluation in a reply, where it is not in memory; None where there is none that can
+        be used.
+        """
+        exp = self.experiment
+        form = reply.message.form
+        key = reply.message.key
+        tested = self.clients.sizes.tested(client)
+        if key.purpose == "evaluate":  # it was checked when it came
+            return evaluation_in(exp, client, form, reply.body(), tested)
+        own = len(exp.algorithm.exchanges[key.phase].up.fields)
+        if reply.refused or len(form) == own:
+            return None
+        _, evaluation = cut(form, reply.body(), own)
+        try:
+            return evaluation_in(exp, client, *evaluation, tested)
+        except RemoteProtocolError:  # as when it came, of which there is an event
+            return None
+
+    def evaluated_by_clients(
+        self, round: int, down: Payload, before: RunState, final: bool
+    ) -> dict[int, dict[str, Counts]]:
+        """Asks the `evaluated_clients` to evaluate their models, and the one in `down`, and waits
+        for them.
+        """
+        encoded = self.experiment.exact.encode(down)
+        clients, index = tuple(evaluated_clients(self.config)), len(self.method.exchanges)
+        exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
+        exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
+        exchange.schedule = Cohort(clients)
+        for client in clients:
+            self.ask(exchange, client)
+        specs = [asked.spec for asked in exchange.asked.values()]
+        self.clients.open((round, index, "evaluate"), specs, final=final)
+        source = self._source(exchange)
+        collect(exchange.schedule, source, functools.partial(self.take, exchange))
+        self.check_states(exchange)
+        self.record_verdict(exchange.asked.values())
+        if exchange.dropped:
+            self.records.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
+        return self.evaluations(exchange)
+
+
+def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpec]) -> TaskSpec:
+    """The task with the model that training starts from before its payload. based: of tasks with
+    the same payload, by its digest, so that it is put together once; a task that held its exchange
+    would keep a round's models until the garbage collector next runs.
+    """
+    base = experiment.base
+    assert base is not None
+    made = based.get(spec.check)
+    if made is None:
+        body = Body([*base.body.segments, *spec.body.segments])
+        form, enrol = (*base.form, *spec.form), spec.enrol + len(base.form)
+        made = based[spec.check] = TaskSpec(spec.client, form, body, body.check(), enrol=enrol)
+    return structs.replace(
+        spec, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
+    )
