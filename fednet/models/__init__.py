@@ -7,8 +7,8 @@ arguments. The module has
     head            the last Linear
     features(x)     the input of the last Linear: head(features(x)) == forward(x)
 
-Its parameters are float32; bf16 and fp16 are ways to compute (`train.precision`), and a float64 or
-bfloat16 parameter is refused. Its layers have their sizes when it is built. A buffer may not have
+Its trained parameters are float32; bf16 and fp16 are ways to compute (`train.precision`). Frozen
+ones may be of any type. Its layers have their sizes when it is built. A buffer may not have
 a name that nn.Module has. `models/calls.py` says how it is called, and which tensor of what it
 returns is used.
 """
@@ -210,7 +210,7 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
                 f"model's is {wanted.dtype} of shape {tuple(wanted.shape)}; a file may leave out "
                 f"the head, but not change it."
             )
-        if not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value.float() if kind else value).all()):
             raise ConfigError(f"{source} holds {name!r} with values that are not finite.")
         first = firsts[name]
         if first in given and not torch.equal(given[first], value):

@@ -7,6 +7,9 @@ B    (out, r): zero at the start, so that the adapted model begins as the model
 
     h = W x + (alpha / r) B A x
 
+A and B are float32 whatever W is: beside one of bf16 or fp16 they take x as float32, and what they
+give is rounded to the type of W x.
+
 A layer keeps its name and the names of its tensors, and gets `lora_A` and `lora_B`. Layers whose
 weights are read without calling them (inside torch's MultiheadAttention and Transformer layers) and
 grouped convolutions get none.
@@ -54,17 +57,25 @@ class Lora(nn.Module):
         product = self.lora_B.double() @ self.lora_A.double().flatten(1)
         return (self.scale * product).view(self.weight.shape)
 
+    def taken(self, x: torch.Tensor) -> torch.Tensor:
+        """x as A takes it."""
+        return x if self.weight.dtype == self.lora_A.dtype else x.to(self.lora_A.dtype)
+
+    def sum(self, whole: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """W x + (alpha / r) B A x, of the type of W x."""
+        return whole + (self.scale * low).to(whole.dtype)
+
 
 class LoraLinear(Lora, nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = F.linear(F.linear(x, self.lora_A), self.lora_B)
-        return super().forward(x) + self.scale * low
+        low = F.linear(F.linear(self.taken(x), self.lora_A), self.lora_B)
+        return self.sum(super().forward(x), low)
 
 
 class LoraConv2d(Lora, nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = self._conv_forward(x, self.lora_A, None)
-        return super().forward(x) + self.scale * F.conv2d(low, self.lora_B[:, :, None, None])
+        low = self._conv_forward(self.taken(x), self.lora_A, None)
+        return self.sum(super().forward(x), F.conv2d(low, self.lora_B[:, :, None, None]))
 
 
 ADAPTED: dict[type[nn.Module], type[Lora]] = {nn.Linear: LoraLinear, nn.Conv2d: LoraConv2d}
@@ -89,23 +100,21 @@ def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
             )
         chosen |= set(named)
     weights = [module.get_submodule(name).get_parameter("weight") for name in chosen]
-    nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
+    nbytes = 4 * sum(w[0].numel() + len(w) for w in weights) * section.rank
     capacity.check_memory(2 * nbytes, f"model.adapters.rank: {section.rank}")
     with seeds.scope(seed, "adapters"):
         for name in (n for n in can if n in chosen):
             # A Linear or Conv2d, which becomes the Lora of that: no type has both.
             part: Any = module.get_submodule(name)
             weight = part.weight
-            made = torch.empty(section.rank, *weight.shape[1:], dtype=weight.dtype)
+            made = torch.empty(section.rank, *weight.shape[1:])
             nn.init.kaiming_uniform_(made, a=math.sqrt(5))
             # As torch.nn.utils.parametrize does it: an attribute that holds the layer, such as
             # `module.head`, goes on holding it.
             part.__class__ = ADAPTED[type(part)]
             part.scale = section.alpha / section.rank
             part.lora_A = nn.Parameter(made)
-            part.lora_B = nn.Parameter(
-                torch.zeros(weight.shape[0], section.rank, dtype=weight.dtype)
-            )
+            part.lora_B = nn.Parameter(torch.zeros(weight.shape[0], section.rank))
     return module
 
 

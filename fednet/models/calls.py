@@ -3,6 +3,7 @@ the package `transformers`.
 
 A run calls a model with one argument, a tensor or a dict of tensors, and computes with one tensor.
 Two hooks on a user's own model do the rest; a call with other arguments is left as PyTorch has it.
+A third one makes what a model of half precision returns float32, in which losses are computed.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ from torch import nn
 OWN = ("torch.", "fednet.")  # models written there take one argument and return one tensor
 
 
+HALVES = (torch.bfloat16, torch.float16)
+
+
 class Named(dict[str, Any]):
     """Arguments of a call that were one dict."""
 
 
 def prepared(module: nn.Module) -> nn.Module:
     """Returns the module, where `module(x)` passes the inputs of a dict x by name, if its forward
-    names them all, and returns the tensor of `outputs`.
+    names them all, and returns the tensor of `outputs`; of half precision, as float32.
     """
     if not type(module).__module__.startswith(OWN):
         module.register_forward_pre_hook(_by_name, with_kwargs=True)
         module.register_forward_hook(_outputs_only, with_kwargs=True)
+    if any(p.dtype in HALVES for p in module.parameters()):
+        module.register_forward_hook(_in_float32)
     return module
 
 
@@ -94,3 +100,12 @@ def _outputs_only(
     if isinstance(kwargs, Named) or (len(args) == 1 and not kwargs):
         return outputs(returned)
     return returned
+
+
+def _in_float32(module: nn.Module, args: tuple[Any, ...], returned: object) -> object:
+    if not isinstance(returned, torch.Tensor) or returned.dtype not in HALVES:
+        return returned
+    found = returned.float()
+    if hasattr(returned, "loss"):
+        found.loss = returned.loss  # type: ignore[attr-defined]
+    return found

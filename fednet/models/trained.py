@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError, nearest
 from fednet.tensors import Layout, Slot
+from fednet.tensors.layout import owner
 
 ADAPTERS = "*lora_[AB]"  # what `adapters` adds to layers
 
@@ -24,14 +25,30 @@ if TYPE_CHECKING:
 
 
 def layout_of(config: Config, module: nn.Module) -> Layout:
-    """Returns the layout of a module's trained part. Raises ConfigError for a pattern that matches
-    no tensor that can be trained.
+    """Returns the layout of a module's trained part. Of the parameters that patterns leave out,
+    those that are not float32 take no gradient from then on. Raises ConfigError for a pattern that
+    matches no tensor that can be trained.
     """
-    whole = Layout.of(module)
     only = config.train.only
     if config.model.adapters is not None:
         only = (*only, ADAPTERS)
+    if only:
+        freeze_others(module, only)
+    whole = Layout.of(module)
     return named_by(whole, only) if only else whole
+
+
+def freeze_others(module: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Freezes the parameters that are not float32 and that no pattern names: a layout has none."""
+    import torch
+
+    names: dict[int, list[str]] = {}
+    for name, first in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(first), []).append(name)
+    for parameter in module.parameters():
+        own = names[id(parameter)]
+        if parameter.dtype != torch.float32 and not any(_fits(name, patterns) for name in own):
+            parameter.requires_grad_(False)
 
 
 def named_by(whole: Layout, patterns: tuple[str, ...]) -> Layout:
@@ -68,12 +85,11 @@ def named_by(whole: Layout, patterns: tuple[str, ...]) -> Layout:
 
 
 def _matches(slot: Slot, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in slot.names)
+    return any(_fits(name, (pattern,)) for name in slot.names)
 
 
-def owner(name: str) -> str:
-    """Returns the name of the module that a tensor belongs to."""
-    return name.rpartition(".")[0]
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def moves(module: nn.Module, layout: Layout, kind: type[nn.Module]) -> bool:

@@ -68,15 +68,16 @@ class Layout:
         """Returns the layout of a module: its trainable parameters and its buffers, tied tensors
         once.
 
-        Buffers that are neither floats nor int64 (masks, tables) are left out: they are constants.
-        Raises ConfigError for a parameter that is not float32, and for a tensor that cannot be
-        written to.
+        Buffers that are neither floats nor int64 (masks, tables) are left out, and so are those of
+        less than float32 beside no trainable parameter: they are constants. Raises ConfigError for
+        a trainable parameter that is not float32, and for a tensor that cannot be written to.
         """
         aliases: dict[str, list[str]] = {}
         for alias, first in first_names(module).items():
             aliases.setdefault(first, []).append(alias)
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
+        trained = {owner(name) for name, p in parameters.items() if p.requires_grad}
         memory: dict[int, str] = {}
         slots = []
         for name, tensor in module.state_dict(keep_vars=True).items():
@@ -93,11 +94,12 @@ class Layout:
             shape = tuple(tensor.shape)
             also = tuple(aliases.get(name, ())[1:])
             if name in parameters:
-                if tensor.dtype != torch.float32:
+                if tensor.requires_grad and tensor.dtype != torch.float32:
                     raise ConfigError(
-                        f"parameter {name!r} of the model is {tensor.dtype}; fednet trains "
-                        f"and sends float32 parameters: build it with .float(); "
-                        f"train.precision sets the number format of the computation."
+                        f"parameter {name!r} of the model is {tensor.dtype}; what is trained and "
+                        f"sent is float32: build it with .float() (train.precision sets the number "
+                        f"format of the computation), or freeze it, with model.adapters, "
+                        f"train.only or requires_grad_(False)."
                     )
                 other = memory.setdefault(tensor.data_ptr(), name)
                 if other != name and tensor.numel():
@@ -109,7 +111,8 @@ class Layout:
                 if tensor.requires_grad:
                     slots.append(Slot(name, shape, "parameter", also))
             elif name in buffers:
-                if tensor.is_floating_point():
+                constant = tensor.dtype.itemsize < 4 and owner(name) not in trained
+                if tensor.is_floating_point() and not constant:
                     slots.append(Slot(name, shape, "buffer", also))
                 elif tensor.dtype == torch.int64:
                     slots.append(Slot(name, shape, "counter", also))
@@ -183,6 +186,11 @@ class Layout:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def owner(name: str) -> str:
+    """Returns the name of the module that a tensor belongs to."""
+    return name.rpartition(".")[0]
 
 
 def first_names(module: nn.Module) -> dict[str, str]:

@@ -357,7 +357,15 @@ def model(name: str, file: File) -> Iterator[str]:
         f"{name}: one seed gave two initialisations; draw from torch's own generator only.",
     )
     must(not torch.equal(a, c), f"{name}: two seeds gave one initialisation.")
-    yield f"initialised by the seed: {Layout.of(built).nbytes / 1e6:.3f} MB"
+    yield f"initialised by the seed: {models.bytes_of(built) / 1e6:.3f} MB"
+    trained = [(n, p.dtype) for n, p in built.named_parameters() if p.requires_grad]
+    if not all(kind == torch.float32 for _, kind in trained):
+        yield (
+            "NOTE: not all parameters are float32: this model can be trained in a part only, by "
+            "model.adapters or train.only"
+        )
+    else:
+        Layout.of(built)
 
 
 def _takes(model: str, shape: tuple[int, ...], classes: int, inputs: Inputs) -> bool:
