@@ -12,16 +12,18 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fednet.cli import values
 from fednet.cli.common import Parser, guarded
 from fednet.errors import ConfigError, unknown
+from fednet.experiment import placement
 from fednet.plain import JsonDict
-from tests.bench import books, card, round, secagg
+from tests.bench import against, books, card, round, secagg
 from tests.bench.run import machine
 from tests.bench.workloads import WORKLOADS
 
@@ -35,6 +37,16 @@ def _known(option: str, names: Sequence[str], known: Collection[str]) -> Sequenc
     return names
 
 
+def _against(args: argparse.Namespace, runs: Mapping[str, against.Work]) -> Shown:
+    """Each of these, by what it is called, in this version and in that of a commit."""
+    with against.tree(args.against) as other:
+        for what, work in runs.items():
+            about = {"what": what, "commit": args.against}
+            measure = partial(against.measured, work=work)
+            record = against.compare(measure, other, args.repeat, about)
+            yield record, list(against.lines(record))
+
+
 def _round(args: argparse.Namespace, folder: Path) -> Shown:
     """Also scale and curve."""
     measure, lines, names = {
@@ -42,13 +54,26 @@ def _round(args: argparse.Namespace, folder: Path) -> Shown:
         "scale": (round.scale, round.scale_lines, ["P8", "P32", "P128", "N100", "N1000", "N10000"]),
         "curve": (round.curve, round.curve_lines, ["W2", "Q"]),
     }[args.what]
-    for name in _known("workload", args.workload or names, WORKLOADS):
+    names = _known("workload", args.workload or names, WORKLOADS)
+    if args.what != "curve" and args.against:
+        workers = args.workers or placement.cores()
+        yield from _against(args, {f"{n}, {workers} workers": ("run", n, workers) for n in names})
+        return
+    for name in names:
         record = measure(WORKLOADS[name], args.repeat, folder, args.workers)
         yield record, lines(record)
 
 
 def _ways(args: argparse.Namespace, folder: Path) -> Shown:
-    for name in _known("workload", args.workload or ["W6"], WORKLOADS):
+    names = _known("workload", args.workload or ["W6"], WORKLOADS)
+    if args.against:
+        runs: dict[str, against.Work] = {}
+        for name in names:
+            runs[f"{name}, two workers"] = ("run", name, 2)
+            runs[f"{name}, in one process"] = ("run", name, None)
+        yield from _against(args, runs)
+        return
+    for name in names:
         work = WORKLOADS[name]
         work = replace(work, rounds=args.rounds, per_round=args.cohort or work.per_round)
         found: list[JsonDict] = []
@@ -76,6 +101,10 @@ def _pack(args: argparse.Namespace, folder: Path) -> Shown:
 def _replies(args: argparse.Namespace, folder: Path) -> Shown:
     from tests.bench import replies  # imports torch
 
+    if args.against:
+        sizes = args.connections or [500]
+        yield from _against(args, {f"{n} connections": ("replies", "", n) for n in sizes})
+        return
     for record in replies.bench(args.connections or replies.SIZES, args.repeat, folder):
         yield record, [replies.line(record)]
 
@@ -108,6 +137,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rounds": {"type": values.at_least_one, "default": 3, "metavar": "N"},
     "cohort": {"type": values.at_least_one, "metavar": "N", "help": "clients a round"},
     "pfl": {"metavar": "PYTHON", "help": "a Python that has the package pfl [this one]"},
+    "against": {
+        "metavar": "COMMIT",
+        "help": "beside that version of fednet, run in turn: ratios instead of floors",
+    },
     "limit": {"type": values.seconds, "metavar": "T", "help": "of a run, or of all parts"},
     "device": {"metavar": "D", "help": "cpu, cuda or cuda:0"},
     "part": {"type": values.names, "metavar": "P,...", "help": ", ".join(card.PARTS)},
@@ -124,22 +157,22 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Path], Shown], st
     "round": (
         "seconds and memory of a round (W1 to W6) beside the floor",
         _round,
-        "workload workers repeat",
+        "workload workers repeat against",
     ),
     "scale": (
         "the server's memory by payload (P8 to P128) and clients",
         _round,
-        "workload workers repeat",
+        "workload workers repeat against",
     ),
     "curve": ("what CURVE encryption costs", _round, "workload workers repeat"),
     "ways": (
         "one workload in every way, beside pfl-research",
         _ways,
-        "workload rounds cohort pfl limit repeat",
+        "workload rounds cohort pfl limit repeat against",
     ),
     "card": ("all that is measured on a GPU", _card, "device part limit"),
     "pack": ("several clients trained as one", _pack, "workload clients device repeat"),
-    "replies": ("small replies a second, by connections", _replies, "connections repeat"),
+    "replies": ("small replies a second, by connections", _replies, "connections repeat against"),
     "books": ("size of the books, and seconds of a report", _books, "clients rounds repeat"),
     "secagg": ("secure aggregation: bytes and seconds", _secagg, "clients dropout"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from fednet.config import from_mapping
+from fednet.errors import CannotGoOn
 from fednet.training import packed
 from tests.algorithms.harness import close
-from tests.bench import bare, card, pack, replies, round, secagg
+from tests.bench import against, bare, card, pack, replies, round, secagg
 from tests.bench.__main__ import main
 from tests.bench.run import FLOOR, yardstick
 from tests.bench.workloads import WORKLOADS
@@ -106,6 +108,39 @@ def test_a_part_prints_its_records(capsys, tmp_path, monkeypatch):
     assert record["train"]["graphs"] is True
     assert record["apart_ms"] > 0
     assert "failed" not in record
+
+
+def test_two_versions_take_turns_and_their_ratio_is_of_pairs(tmp_path):
+    seen = list[str]()
+    seconds = iter([1.0, 2.0, 6.0, 2.0])  # here, there; there, here
+
+    def measure(place):
+        seen.append("here" if place == against.ROOT else "there")
+        return {"cpu_s": next(seconds)}
+
+    record = against.compare(measure, tmp_path, 2, {"what": "W2", "commit": "abc"})
+    assert seen == ["here", "there", "there", "here"]
+    assert record["ratio"]["cpu_s"] == pytest.approx({"min": 1 / 3, "median": 5 / 12, "max": 0.5})
+    assert record["here"]["cpu_s"] == {"min": 1.0, "median": 1.5, "max": 2.0}
+    assert "ratio 0.42 [0.33 0.50]" in against.lines(record)[1]
+
+
+def test_a_version_is_measured_in_its_own_tree(tmp_path):
+    (tmp_path / "tests" / "bench").mkdir(parents=True)
+    for package in ("tests", "tests/bench"):
+        (tmp_path / package / "__init__.py").touch()
+    told = "def fednet(work, folder, workers): return {'cpu_s': work + workers, 'other': 1}"
+    (tmp_path / "tests" / "bench" / "run.py").write_text(told)
+    (tmp_path / "tests" / "bench" / "workloads.py").write_text("WORKLOADS = {'W2': 40}")
+    assert against.measured(tmp_path, ("run", "W2", 2)) == {"cpu_s": 42}
+    with pytest.raises(CannotGoOn, match="KeyError: 'W9'"):
+        against.measured(tmp_path, ("run", "W9", 2))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_commit_that_is_none_is_named(capsys):
+    assert main(["round", "--against", "moon"]) == 2
+    assert "--against: 'moon' is no commit of the clone" in capsys.readouterr().err
 
 
 def test_fake_clients_take_part_in_every_round(tmp_path, monkeypatch):
