@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -61,9 +62,15 @@ def visible(text: str) -> str:
     """The text with what nobody sees, moves a cursor, or turns the direction of the text beside it
     as an escape, such as \\u202e. Spaces, tabs and the ends of lines stay.
     """
-    return "".join(
-        c if c.isprintable() or c in "\t\n" or category(c) == "Zs" else ascii(c)[1:-1] for c in text
-    )
+    return _SPECIAL.sub(_escaped, text)
+
+
+_SPECIAL = re.compile(r"[^ -~\t\n]")  # all but the common ones
+
+
+def _escaped(found: re.Match[str]) -> str:
+    c = found[0]
+    return c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1]
 
 
 def part_of(share: float, n: int) -> int:

@@ -149,15 +149,23 @@ def ended(run: Run) -> list[Client]:
     return [r for r in final if r.round == last_round]
 
 
-@once
 def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
     """Returns, by client, its last record with the accuracy `name` (one of EVALUATED_MODELS, or
     `received`); if there was an evaluation at the end, its record in that. held_out: of the clients
     that never train instead of the others.
     """
-    rows = [r for r in ended(run) or run.lines("clients") if bool(r.held_out) == held_out]
-    found = {r.client: r for r in rows if getattr(r, f"accuracy_{name}") is not None}
-    return dict(sorted(found.items()))
+    return _latest(run).get((name, held_out), {})
+
+
+@once
+def _latest(run: Run) -> dict[tuple[str, bool], dict[int, Client]]:
+    """Returns what `latest` does, by its arguments: the rows of all are read once."""
+    found: dict[tuple[str, bool], dict[int, Client]] = {}
+    for r in ended(run) or run.lines("clients"):
+        for name in (*EVALUATED_MODELS, "received"):
+            if getattr(r, f"accuracy_{name}") is not None:
+                found.setdefault((name, bool(r.held_out)), {})[r.client] = r
+    return {of: dict(sorted(rows.items())) for of, rows in found.items()}
 
 
 def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
