@@ -42,6 +42,7 @@ from tests.transport.relays import Flipping
 
 LIMIT_S = 30.0
 BIG = 2 * m.PART + 1000
+BEAT_UP = ("beat", "up")
 
 
 class Work:
@@ -62,17 +63,16 @@ class Work:
         return EncodedReply(reply, sent)
 
 
-def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
-    """Returns a server's I/O over this transport, the rows of its book and its events."""
+def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
+    """Returns the I/O of the nth server of a run, the rows of its book and its events."""
     rows, notes = [], []
-    journal = journal_in(tmp_path / "inbox", rows)
+    journal = journal_in(tmp_path / "inbox", rows, server)
+    of_it = {"run": "run", "inc": server, "name": "n", "config": "x" * 2000, "beat_s": 0.2}
     protocol = ServerProtocol(
         "run",
-        1,
+        server,
         clients,
-        lambda ids, session: m.Welcome(
-            run="run", inc=1, session=session, name="n", config="x" * 2000, ids=ids, beat_s=0.2
-        ),
+        lambda ids, session: m.Welcome(session=session, ids=ids, **of_it),
         time.monotonic(),
         layout="L",
     )
@@ -88,10 +88,10 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False):
     return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
 
 
-def clients_of(io, tmp_path):
+def clients_of(io, tmp_path, **rules):
     """The clients behind it, as the rounds see them."""
     watch = Watch(tmp_path, io, Hosting(None), 1)
-    return Clients(io, Rules(), watch, DataSizes(None, io.protocol.sites), Sent())
+    return Clients(io, Rules(**rules), watch, DataSizes(None, io.protocol.sites), Sent())
 
 
 def ready(io, network):
@@ -116,6 +116,7 @@ class Both:
             lambda loop, welcome: Prepared([Work()], "L", shape=shape),
             curve=curve,
             inline=True,
+            faults=True,
         )
         pump = (lambda: self.loop.step(0.0)) if inline else None
         self.io, self.rows, self.notes = made_io(tmp_path, transport, 2, pump, curve)
@@ -394,6 +395,50 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
         r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
         for r in beats
     )
+
+
+def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_short(tmp_path):
+    """Two rounds with a first server, two with a second; in the third round an upload is cut."""
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    body, clients = Body([bytes(10)]), both.clients
+
+    def types() -> set[tuple[str, str]]:
+        return {name[1:3] for name in open_accounts(both.loop.link.journal)}
+
+    def next_round(round: int, **cut) -> None:
+        form, check = [m.Field("x", "state", 10, 10)], body.check()
+        specs = [TaskSpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
+        clients.open((round, 0, "train"), specs)
+        for _ in range(2):
+            until(lambda: clients.io.outcomes, clients.io.rest)
+            clients.wait(0.0)
+        until(lambda: ("up", "beat") in types(), clients.io.rest)
+
+    next_round(1)
+    next_round(2)
+    both.io.close(over=False, linger_s=0)
+    pump = both.io._pump_clients
+    io, *_ = made_io(tmp_path, network.server(), 2, pump, server=2)
+    clients = clients_of(io, tmp_path, closed=0.02)
+    next_round(3, faults=[m.Fault("drop_during_upload", 0.5)], lost="drop_during_upload")
+    next_round(4)
+    both.loop.close()
+    io.close(linger_s=0)
+    rows = both.loop.book.rows
+    replies = [r for r in rows if r["type"] == "reply"]
+    cut = (3, 0, 2, False, "cut short")
+    assert sorted((r["round"], r["client"], r["incarnation"]) for r in replies) == [
+        (round, client, 1 if round < 3 else 2) for round in range(1, 5) for client in range(2)
+    ]
+    assert [
+        (r["round"], r["client"], r["incarnation"], r["useful"], r["reason"])
+        for r in replies
+        if not r["useful"]
+    ] == [cut]
+    # Those after a server's last task are of no round.
+    beats = [(r["round"], r["incarnation"]) for r in rows if (r["type"], r["direction"]) == BEAT_UP]
+    assert beats == [(1, 1), (0, 1), (3, 2), (0, 2)]
 
 
 def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(

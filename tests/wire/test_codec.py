@@ -252,7 +252,9 @@ def changed(which: int, **fields) -> list[m.Field]:
         (changed(0, name="y"), "fields"),
         (changed(1, kind="state"), "kind 'state', expected 'delta'"),
         (changed(0, size=1 << 40), "1099511627776 bytes, expected 88"),
+        (changed(0, size=84), "84 bytes, expected 88"),
         (changed(3, size=25), "25 bytes, expected 24"),
+        (changed(3, size=20), "20 bytes, expected 24"),
         (changed(5, size=4001), "4001 bytes, expected 0 to 4000"),
         (changed(0, raw=1 << 40), "before compression"),
         (changed(6, raw=5), "before compression"),
@@ -378,6 +380,16 @@ def test_a_compressed_state_is_sent_as_the_difference_to_what_both_have():
     encoded = codec.encode(Down(x=first(1, 2, 3, 9)), residuals={}, reference=reference)
     # Of the differences 0, 0, -1 and 5 the largest.
     assert encoded.seen.x.vector.tolist()[:4] == [1, 2, 4, 9]
+
+
+def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_another_one():
+    """0.1 - 3e7 + 3e7 is 0 in float32."""
+    codec, reference = Codec(LAYOUT, {"state": parse(["zstd"])}), first(3e7, -0.0)
+    x = first(0.1, 0.0, 1e-40)
+    encoded = codec.encode(Down(x=x), residuals={}, reference=reference)
+    found = codec.decode(Down, encoded.form, encoded.body.whole(), reference)
+    assert same(found.x, x)
+    assert same(encoded.seen.x, x)
 
 
 def test_residuals_of_exchanges_keep_apart_and_of_a_broadcast_the_shared_value_alone_has_one():
