@@ -9,6 +9,7 @@ when it is asked for. Installed packages offer theirs by the entry point groups 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -20,6 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fednet.descriptors import reaching
 from fednet.errors import ConfigError, unknown
 
 P = TypeVar("P")
@@ -101,7 +103,7 @@ class Registry:
             if entry is None:
                 raise ConfigError(unknown(self.kind, name, self.names()))
             try:
-                module = importlib.import_module(entry.module)
+                module = reaching(functools.partial(importlib.import_module, entry.module))
                 part = self.loaded(name)
                 if part is None:  # an entry point may name the part itself
                     part = self._parts[name] = getattr(module, entry.attribute or name)
@@ -148,14 +150,18 @@ class Registry:
     def index(self) -> dict[str, Entry]:
         """Returns an entry for each part of fednet and of installed packages, by name."""
         if self._index is None:
-            mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
-            self._index = {}
-            for module, text in self._files():
-                self._index |= {name: Entry(name, module) for name in mark.findall(text)}
-            for point in entry_points(group=f"fednet.{self.kind}s"):
-                module, _, attribute = point.value.partition(":")
-                self._index.setdefault(point.name, Entry(point.name, module, "", attribute))
+            self._index = reaching(self._read_index)
         return self._index
+
+    def _read_index(self) -> dict[str, Entry]:
+        mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
+        found = dict[str, Entry]()
+        for module, text in self._files():
+            found |= {name: Entry(name, module) for name in mark.findall(text)}
+        for point in entry_points(group=f"fednet.{self.kind}s"):
+            module, _, attribute = point.value.partition(":")
+            found.setdefault(point.name, Entry(point.name, module, "", attribute))
+        return found
 
     def _files(self) -> Iterator[tuple[str, str]]:
         """Yields the name and the text of each module of fednet's own package."""

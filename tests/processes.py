@@ -29,6 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 180.0  # nothing takes so long: it ends a test that would hang
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
+COLD = multiprocessing.get_context("spawn")
 
 
 # -- any processes ---------------------------------------------------------------------------------
@@ -48,10 +50,13 @@ class Rig:
     If the tests are killed, they end too.
 
     tmp: the folder in which commands run; their output is in its files `process-N.log`.
+    context: what starts them; with `COLD` each has an interpreter of its own, which has imported
+    nothing before.
     """
 
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
+        self.context: BaseContext = CONTEXT
         self.all = list[Forked]()
         self.logs = list[Path]()
 
@@ -68,7 +73,7 @@ class Rig:
 
     def fork(self, work: Callable[..., int], *args: object) -> Forked:
         """Start `work(*args)`, a function of a module. What it returns is the exit status."""
-        self.all.append(Forked(work, self._log(), args))
+        self.all.append(Forked(work, self._log(), args, self.context))
         return self.all[-1]
 
     def start(
@@ -108,11 +113,13 @@ class Rig:
 class Forked:
     """A function in a process of its own. `said` returns its output so far."""
 
-    def __init__(self, work: Callable[..., int], log: Path, args: tuple[object, ...]) -> None:
+    def __init__(
+        self, work: Callable[..., int], log: Path, args: tuple[object, ...], context: BaseContext
+    ) -> None:
         with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
             forkserver.ensure_running()  # it imports from this tree: it looks here alone
         log.touch()
-        self.process = CONTEXT.Process(target=_forked, args=(work, log, *args))
+        self.process = context.Process(target=_forked, args=(work, log, *args))
         self.process.start()
         assert self.process.pid is not None
         self.pid = self.process.pid
@@ -138,7 +145,9 @@ def _forked(work: Callable[..., int], output: Path, *args: Any) -> None:
     """In the new process."""
     # The server that forked it ends with the tests, unless a process of its own holds this open.
     die_with_parent()
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    alive = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+    if alive is not None:
+        os.close(alive)
     os.setsid()
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)

@@ -17,6 +17,10 @@ TAG = 16
 
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
+
+    # Some of the others import it when they are first used, and a server has no descriptor for that
+    # once it listens.
+    from cryptography.hazmat.backends import openssl  # noqa: F401
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
         Ed25519PrivateKey,

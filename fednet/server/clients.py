@@ -244,7 +244,6 @@ def connected(
         connection_bytes(curve, "server"),
         endpoint.part,
     )
-    endpoint.listen(experiment)
     io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, at)
     watch = Watch(files.path, io, how, config.rounds, endpoint.keyring)
     rules = patience(config, io.inline, endpoint.wide)

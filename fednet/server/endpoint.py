@@ -131,11 +131,11 @@ class Endpoint:
     """How a server reaches its clients. transport: the user of this endpoint closes it. beat_s: how
     often a worker sends a heartbeat. pump: does the work of clients in this process; None: they
     have processes of their own. announce: called with the server's events and its incarnation once
-    these can be recorded. listen: called with the server's experiment once all is built; before,
-    strangers could take the descriptors of files. leave: called at the end, after the last message.
-    alone: the clients are started by others. wide: these connect over more than loopback: the
-    server waits longer for them where the configuration leaves it to the server. part: bytes of a
-    payload's parts, but the last.
+    these can be recorded. listen: called with the server's experiment as the last before the first
+    round; earlier, strangers could take the descriptors of what is built, looked up and imported.
+    leave: called at the end, after the last message. alone: the clients are started by others.
+    wide: these connect over more than loopback: the server waits longer for them where the
+    configuration leaves it to the server. part: bytes of a payload's parts, but the last.
     """
 
     transport: ServerTransport

@@ -52,6 +52,8 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             begin(rounds)
             if endpoint.pump is None:
                 give_back_freed()  # what was built was tried too, and its gradients are gone
+            with exchanges.clients.io:  # else its other thread may be at the socket
+                endpoint.listen(exchanges.setup.experiment)
             with seldom_collected(endpoint.pump is None):
                 rounds.run()
             over = True
@@ -83,7 +85,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
 
 
 def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Exchanges:
-    """All that the rounds work on, built part by part; then the server listens."""
+    """All that the rounds work on, built part by part. Nobody can connect yet."""
     experiment = build.build(config, how.data)
     privacy.check(experiment)
     device = placement.place(how.device)[0]

@@ -19,7 +19,7 @@ from fednet import descriptors
 from fednet.client.loop import read_server
 from fednet.transport import keys
 from fednet.transport.zeromq.server import ZmqServer
-from tests.processes import Federation, crashes, port
+from tests.processes import COLD, Federation, crashes, port
 
 
 def limit_files(number: int) -> None:
@@ -84,7 +84,7 @@ def test_idle_connections_to_the_metrics_of_a_run_leave_it_its_descriptors(tmp_p
 
 
 # Events of Python's audit hooks for what takes a descriptor; sockets are no files.
-TAKES = ("open", "os.listdir", "os.scandir", "mmap.__new__", "subprocess.Popen")
+TAKES = ("open", "os.listdir", "os.scandir", "mmap.__new__", "subprocess.Popen", "import")
 
 
 def list_opens(path: Path) -> None:
@@ -127,7 +127,8 @@ def list_opens(path: Path) -> None:
 
 def test_whatever_a_server_opens_while_it_listens_may_use_what_is_kept_for_files(tmp_path):
     """A run with keys that are changed, large replies on disk, states of clients, a server that
-    dies and is resumed, evaluations, exports and a report.
+    dies and is resumed, evaluations, exports and a report. Each server starts in an interpreter
+    that has imported nothing yet.
     """
     keys.lab(tmp_path / "keys", 4)
     changes = {
@@ -143,6 +144,7 @@ def test_whatever_a_server_opens_while_it_listens_may_use_what_is_kept_for_files
     }
     with Federation(tmp_path, **changes) as fed:
         fed.client("0-3", "--keys", tmp_path / "keys" / "clients" / "all.key")
+        fed.context = COLD
         for resume in (False, True):
             before = functools.partial(list_opens, tmp_path / f"opens-{resume}")
             fed.server("--keys", tmp_path / "keys", resume=resume, before=before)
@@ -153,3 +155,25 @@ def test_whatever_a_server_opens_while_it_listens_may_use_what_is_kept_for_files
         assert [r["round"] for r in fed.rounds()] == [1, 2, 3, 4]
     for resume in (False, True):
         assert (tmp_path / f"opens-{resume}").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": {"clip": 1.0, "noise": 1.0}, "report": True},
+        {"privacy": {"secagg": {"protocol": "secagg"}}},
+        {
+            "schedule": {"mode": "async"},
+            "evaluate": {"metrics": ["f1_macro"]},
+            "stop": {"patience": 9},
+        },
+    ],
+)
+@pytest.mark.long
+def test_a_server_has_imported_and_looked_up_all_it_needs_when_it_listens(tmp_path, changes):
+    with Federation(tmp_path, **changes) as fed:
+        fed.client("0-3")
+        fed.context = COLD
+        fed.server(before=functools.partial(list_opens, tmp_path / "opens"))
+        assert fed.status() == 0, fed
+    assert (tmp_path / "opens").read_text() == ""

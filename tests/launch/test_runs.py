@@ -40,8 +40,8 @@ def test_server_and_clients_have_the_data_in_memory_once(tmp_path, monkeypatch):
     loaded = []
     load = loading.load
 
-    def counted(*of):
-        loaded.append(load(*of))
+    def counted(*of, **how):
+        loaded.append(load(*of, **how))
         return loaded[-1]
 
     monkeypatch.setattr(loading, "load", counted)
