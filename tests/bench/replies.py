@@ -51,7 +51,9 @@ def bench(sizes: Sequence[int], repeat: int, out: Path) -> Iterator[JsonDict]:
     found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
     for k in range(repeat):
         for size in sizes:
-            found[size].append(measure(size, out / f"{size}-{k}"))
+            run = measure(size, out / f"{size}-{k}")
+            least = floor(size, out / f"{size}-{k}" / "floor.json")
+            found[size].append({**run, "floor_ms": least, "ratio": run["server_ms"] / least})
     for size, runs in found.items():
         yield {
             "connections": size,
@@ -65,10 +67,7 @@ def measure(clients: int, folder: Path) -> dict[str, float]:
     clients'. At least three rounds are timed.
     """
     folder.mkdir(parents=True)
-    rounds = FIRST + max(3, -(-REPLIES // clients)) + 1
-    model = {"name": "mlp", "hidden": [32]}  # 2,410 parameters
-    work = Workload("replies", model, clients, clients, 2, shape=(64,))
-    mapping = {**work.config(rounds), "report": False}
+    rounds, mapping = _rounds(clients), _config(clients)
     config = folder / "config.yaml"
     config.write_text(json.dumps(mapping), encoding="utf-8")
     words = [sys.executable, "-m", "fednet.cli.server", str(config), "--quiet"]
@@ -107,6 +106,36 @@ def measure(clients: int, folder: Path) -> dict[str, float]:
     }
 
 
+def _rounds(clients: int) -> int:
+    return FIRST + max(3, -(-REPLIES // clients)) + 1
+
+
+def _config(clients: int) -> JsonDict:
+    model = {"name": "mlp", "hidden": [32]}  # 2,410 parameters
+    work = Workload("replies", model, clients, clients, 2, shape=(64,))
+    return {**work.config(_rounds(clients)), "report": False}
+
+
+def floor(clients: int, file: Path) -> float:
+    """Milliseconds of the processor a reply of the same messages at a bare socket (`router`)."""
+    layout, (reply, body) = _reply(_config(clients))
+    form = [msgspec.to_builtins(field) for field in reply.form]
+    job = {"clients": clients, "rounds": _rounds(clients), "body": body.hex(), "form": form}
+    file.write_text(json.dumps({**job, "entries": reply.form[0].size // 4}), encoding="utf-8")
+    words = [sys.executable, "-m", "tests.bench.router", str(file)]
+    router = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert router.stdout is not None
+    try:
+        address = "127.0.0.1", int(router.stdout.readline())
+        IdleClients(clients, address, layout, (reply, body)).run(lambda: (0.0, 0.0))
+        begins = json.loads(router.stdout.readline())
+    finally:
+        router.kill()
+        router.communicate()
+    spent = begins[-1][0] - begins[FIRST][0]
+    return float(1e3 * spent / (clients * (len(begins) - 1 - FIRST)))
+
+
 def _reply(mapping: JsonMapping) -> tuple[str, tuple[m.Reply, bytes]]:
     """The digest of what every client would train, and what it answers: the initial model, as if
     one step on one sample had left it as it was.
@@ -132,7 +161,8 @@ def line(record: JsonMapping) -> str:
     return (
         f"{record['connections']:6} connections, {record['repeat']} runs: "
         f"{cell(record, 'a_second', 0)} replies a second; the server's processor "
-        f"{cell(record, 'server_ms')} ms a reply, the clients' {cell(record, 'clients_ms')} ms"
+        f"{cell(record, 'server_ms')} ms a reply, {cell(record, 'ratio', 2)} times the floor's "
+        f"{cell(record, 'floor_ms')} ms; the clients' {cell(record, 'clients_ms')} ms"
     )
 
 

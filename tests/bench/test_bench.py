@@ -148,6 +148,8 @@ def test_fake_clients_take_part_in_every_round(tmp_path, monkeypatch):
     (record,) = replies.bench([4], 1, tmp_path)
     assert record["a_second"]["min"] > 0
     assert record["clients_ms"]["min"] > 0
+    assert record["floor_ms"]["min"] > 0
+    assert record["ratio"]["median"] == record["server_ms"]["median"] / record["floor_ms"]["median"]
     assert "4 connections, 1 runs" in replies.line(record)
 
 
