@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     verdict = verify.compare(a, b)
     if not args.quiet:
         print(verdict.text)
-        for line in filter(None, map(verify.counted, (a, b))):
-            print(line)
+        for run, name in zip((a, b), verify.names(a, b), strict=True):
+            if line := verify.counted(run, name):
+                print(line)
     return 0 if verdict.same else 1
 
 

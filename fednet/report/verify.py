@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from fednet.records import Round
@@ -17,12 +18,23 @@ class Verdict(NamedTuple):
     text: str
 
 
+def names(a: Run, b: Run) -> tuple[str, str]:
+    """Returns what tells two runs apart: their names, after as many folders as differ."""
+    one, other = a.dir.absolute(), b.dir.absolute()
+    taken = 1
+    if one != other:
+        while one.parts[-taken:] == other.parts[-taken:]:
+            taken += 1
+    return str(Path(*one.parts[-taken:])), str(Path(*other.parts[-taken:]))
+
+
 def compare(a: Run, b: Run) -> Verdict:
     """Compares the hashes of `rounds.jsonl` round by round."""
+    first_name, second_name = names(a, b)
     ours = {r.round: r for r in a.rounds}
     theirs = {r.round: r for r in b.rounds}
     shared = sorted(ours.keys() & theirs.keys())
-    both = f"{a.name} and {b.name}"
+    both = f"{first_name} and {second_name}"
     bases = [str(r.summary.get("base_sha256") or "") for r in (a, b)]
     if all(bases) and bases[0] != bases[1]:
         return Verdict(
@@ -44,10 +56,12 @@ def compare(a: Run, b: Run) -> Verdict:
                 f"compared.",
             )
     if ours.keys() != theirs.keys():
-        longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
+        longer, more = second_name, theirs
+        if len(ours) > len(theirs):
+            longer, more = first_name, ours
         return Verdict(
             False,
-            f"{both} are bit-identical in the {len(shared)} rounds of both, but only {longer.name} "
+            f"{both} are bit-identical in the {len(shared)} rounds of both, but only {longer} "
             f"has round {min(more.keys() - set(shared))}.",
         )
     return Verdict(
@@ -55,9 +69,9 @@ def compare(a: Run, b: Run) -> Verdict:
     )
 
 
-def counted(run: Run) -> str:
+def counted(run: Run, name: str) -> str:
     """Says what the operating system counted on the server's connections, and what the run recorded
-    of them; "" if nothing was counted, as in one process.
+    of them; "" if nothing was counted, as in one process. name: what the run is called.
     """
     counts = [event for event in run.events if event.type == "kernel"]
     if not counts:
@@ -72,7 +86,7 @@ def counted(run: Run) -> str:
     uncounted = sum(event.type == "started" for event in run.events) - len(counts)
     killed = f" ({uncounted} killed before it was counted)" if uncounted > 0 else ""
     return (
-        f"{run.name}: the operating system counted {sent:,} bytes sent and {received:,} received "
+        f"{name}: the operating system counted {sent:,} bytes sent and {received:,} received "
         f"by the server{killed}, {recorded}."
     )
 

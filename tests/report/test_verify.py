@@ -6,7 +6,7 @@ import pytest
 
 from fednet.files import read_lines
 from fednet.report.read import open_run
-from fednet.report.verify import compare, counted
+from fednet.report.verify import compare, counted, names
 from tests.report.fake_run import jsonl, write
 
 
@@ -33,6 +33,14 @@ def test_two_runs_of_the_same_bits_are_the_same(both):
         True,
         "a and b are bit-identical in all 8 rounds (model and client states).",
     )
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above_them(tmp_path):
+    for folder in ("one/out/run", "two/out/run"):
+        write(tmp_path / folder)
+    a, b = (open_run(tmp_path / folder) for folder in ("one/out/run", "two/out/run"))
+    assert compare(a, b).text.startswith("one/out/run and two/out/run are bit-identical")
+    assert names(a, a) == ("run", "run")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +125,7 @@ KERNEL = {"sent": 1000, "received": 2000, "booked_down": 1000, "booked_up": 2000
 
 def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp_path):
     write(tmp_path / "a")
-    assert counted(open_run(tmp_path / "a")) == ""
+    assert counted(open_run(tmp_path / "a"), "run") == ""
     started, kernel = {"type": "started"}, {"type": "kernel", **KERNEL}
     for events, said in [
         ([started, kernel], "1,000 bytes sent and 2,000 received by the server, as many as are"),
@@ -126,4 +134,4 @@ def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp
         ([started, started, kernel], "by the server (1 killed before it was counted), as many as"),
     ]:
         jsonl(tmp_path / "a" / "events.jsonl", events)
-        assert said in counted(open_run(tmp_path / "a"))
+        assert said in counted(open_run(tmp_path / "a"), "run")
