@@ -263,10 +263,12 @@ def _remark(notes: JsonMapping, name: str) -> list[str]:
 
 
 def _overview(books: Path) -> list[str]:
-    """A line a table: how many cells were run, at which scale."""
+    """A line a table: how many cells were run, at which scale; of a figure that shows the runs of
+    another table, under either name.
+    """
     lines = ["| table | cells | full scale | mini scale |", "| --- | ---: | ---: | ---: |"]
     for name in papers.with_results():
-        full, small = (_cells_run(_rows(name, books, scale)) or "" for scale in ("full", "mini"))
+        full, small = (_cells_run(_shown_rows(name, books, scale)) or "" for scale in NOTES)
         cells = str(len(papers.cells(name)))
         if (shown := _shown_by(name)) is not None:
             cells += f" of {shown}"
@@ -278,6 +280,16 @@ def _shown_by(name: str) -> str | None:
     """Returns the table whose runs are those of this figure."""
     shown = papers.table(name).get("shown_by")
     return None if shown is None else f"{name.partition('/')[0]}/{shown}"
+
+
+def _shown_rows(name: str, books: Path, scale: str) -> list[JsonDict]:
+    """Returns the table's rows; of a figure without any, those of the table that it shows."""
+    rows = _rows(name, books, scale)
+    shown = _shown_by(name)
+    if rows or shown is None:
+        return rows
+    datasets = {cell.dataset for cell in papers.cells(name)}
+    return [r for r in _rows(shown, books, scale) if r["dataset"] in datasets]
 
 
 def _cells_run(rows: Sequence[Row]) -> int:

@@ -225,10 +225,15 @@ def row(
 
 
 def device(run: Run) -> str | None:
-    """Returns the devices that trained. The summary names the server's at the end alone, and a run
-    may be resumed elsewhere.
+    """Returns the devices that trained; a run may be resumed on another. A run whose clients report
+    nothing has no lines of clients: its server names them, as a cell is one process.
     """
-    return ", ".join(sorted({r.device for r in run.lines("clients") if r.device})) or None
+    of_clients = {r.device for r in run.lines("clients")}
+    of_server = {
+        e.details["versions"].get("device") for e in run.lines("events") if e.type == "started"
+    }
+    found = of_clients - {None} or of_server - {None}
+    return ", ".join(sorted(found)) or None
 
 
 def curves(cell: Cell, seed: int, run: Run) -> list[JsonDict]:

@@ -163,6 +163,16 @@ def test_the_pages_are_those_of_the_recorded_results(name, page):
     assert (HERE / name).read_text(encoding="utf-8") == page(HERE)
 
 
+def test_a_figure_counts_the_runs_of_the_table_that_it_shows():
+    """Of Table 2's cells Figure 3 shows those on CIFAR-10, Figure 4 those on CIFAR-100."""
+    lines = publish._overview(HERE / "results")
+    cells = {line.split("|")[1].strip(): line.split("|")[2:5] for line in lines}
+    table, figure, other = (cells[f"feddpc/{t}"] for t in ("table2", "figure3", "figure4"))
+    assert table[1].strip() == figure[1].strip() == "12"
+    assert other[1].strip() == ""
+    assert cells["fedrds/figure4"][1:] == cells["fedrds/table3"][1:]
+
+
 @pytest.mark.long
 def test_the_tables_and_pictures_are_those_of_the_recorded_results(tmp_path):
     again = Path(shutil.copytree(HERE, tmp_path / "papers"))

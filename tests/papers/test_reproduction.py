@@ -180,3 +180,13 @@ def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
     assert (row["paper:best_round"], row["ours:best_round"]) == (372, 4)
     assert (row["paper:seconds_per_round"], row["ours:seconds_per_round"]) == (0.51, 2)
     assert row["device"] == "cpu"  # of the clients
+
+
+def test_a_row_names_the_devices_of_a_run_whose_clients_report_nothing(tmp_path):
+    silent = run(tmp_path, "a", *CURVE)
+    started = [
+        {"type": "started", "versions": {"device": device}} for device in ("cuda:0", "cpu", "cpu")
+    ]
+    (silent.dir / "clients.jsonl").write_text("")
+    fake_run.jsonl(silent.dir / "events.jsonl", started)
+    assert results.device(silent) == "cpu, cuda:0"  # it was resumed elsewhere
