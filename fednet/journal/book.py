@@ -49,31 +49,27 @@ def which(key: Key) -> Which:
 
 
 class Book:
-    """open: accounts by connection and name. waiting: by task, the accounts of a reply that was
-    accepted, and of what earlier servers sent. inherited: tasks of `waiting` that an earlier server
-    sent and that have no reply here yet. accepted: replies on disk that a later server may use.
-    counted: by task, accounts whose rows are written as useful: if a later server goes on from a
-    checkpoint before, their round is done again, and the same bytes are useful again.
-
-    totals: bytes of all rows by direction. crossed: bytes that crossed to or from this process.
-    untaken: by round, what is in no round's record yet; taken: what `Over` took last. by_round:
-    whether there are such records. forms: of payloads whose parts follow, by the name of their
-    account; a later process needs none.
-    """
+    """What the events come to: open accounts, replies that wait, and rows."""
 
     def __init__(self, by_round: bool = True) -> None:
         self.incarnation = 0
-        self.open: dict[bytes, dict[Name, Account]] = {}
+        self.open: dict[bytes, dict[Name, Account]] = {}  # accounts by connection and name
+        # By task, the accounts of a reply that was accepted, and of what earlier servers sent.
         self.waiting: dict[Key, list[Account]] = {}
+        # Tasks of `waiting` that an earlier server sent and that have no reply here yet.
         self.inherited: set[Key] = set()
-        self.accepted: dict[Which, Accepted] = {}
+        self.accepted: dict[Which, Accepted] = {}  # replies on disk that a later server may use
+        # By task, accounts whose rows are written as useful: if a later server goes on from a
+        # checkpoint before, their round is done again, and the same bytes are useful again.
         self.counted: dict[Key, list[Account]] = {}
-        self.totals: dict[str, int] = {"up": 0, "down": 0}
+        self.totals: dict[str, int] = {"up": 0, "down": 0}  # bytes of all rows by direction
+        # Bytes that crossed to or from this process.
         self.crossed: dict[str, int] = {"up": 0, "down": 0}
-        self.untaken: dict[int, Tally] = {}
-        self.taken = Tally()
+        self.untaken: dict[int, Tally] = {}  # by round, what is in no round's record yet
+        self.taken = Tally()  # what `Over` took last
+        # Of payloads whose parts follow, by the name of their account; a later process needs none.
         self.forms: dict[Name, Sequence[Field]] = {}
-        self._by_round = by_round
+        self._by_round = by_round  # whether there are records of rounds
 
     def apply(self, event: Event) -> Sequence[Row]:
         """Returns the rows that are known now."""

@@ -20,11 +20,6 @@ UnderWay = list[tuple[int, int]]  # (round, client) of tasks that may still be a
 class Account(msgspec.Struct, array_like=True, gc=False):
     """The bytes of a row that is not written yet: more may be added, or it is not known whether
     they were useful.
-
-    raw_bytes: of payload before compression. counted: its messages are alike, and the row has
-    their number. incarnation: of the process that opened it. final: of the evaluation after the
-    last round. cut: its connection ended before it was known whether its bytes were useful: if they
-    were not, they may not have arrived. written: its row is written, as useful.
     """
 
     direction: Direction
@@ -36,13 +31,21 @@ class Account(msgspec.Struct, array_like=True, gc=False):
     attempt: int = 0
     purpose: str = "connection"
     counted: bool = False
+    """Its messages are alike, and the row has their number."""
     envelope: int = 0
     raw_bytes: int = 0
+    """Of payload before compression."""
     count: int = 0
     incarnation: int = 0
+    """Of the process that opened it."""
     final: bool = False
+    """Of the evaluation after the last round."""
     cut: bool = False
+    """Its connection ended before it was known whether its bytes were useful: if they were not,
+    they may not have arrived.
+    """
     written: bool = False
+    """Its row is written, as useful."""
 
 
 class Tally(msgspec.Struct, array_like=True):
@@ -64,21 +67,23 @@ class Base(msgspec.Struct, array_like=True, tag_field="event", gc=False):
 
 # -- bytes -----------------------------------------------------------------------------------------
 class Crossed(Base, tag=1):
-    """A message crosses: its bytes go to the account of that name, which is opened if need be.
-
-    type: of the row. kinds: bytes of payload; envelope: all others; raw: of payload before
-    compression. key: of the task that the message belongs to, where the name has none. counted,
-    final: see `Account`.
-    """
+    """A message crosses: its bytes go to the account of that name, which is opened if need be."""
 
     name: Name
     type: str
+    """Of the row."""
     envelope: int
+    """All bytes but those of payload."""
     kinds: dict[str, int] = {}
+    """Bytes of payload."""
     raw: int = 0
+    """Bytes of payload before compression."""
     key: Key | None = None
+    """Of the task that the message belongs to, where the name has none."""
     counted: bool = False
+    """See `Account`."""
     final: bool = False
+    """See `Account`."""
 
 
 class Undone(Base, tag=2):
@@ -113,25 +118,27 @@ class Spent(Base, tag=4):
 
 # -- replies ---------------------------------------------------------------------------------------
 class Accepted(Base, tag=5):
-    """A reply was checked. What crossed for it, and for its task, waits for the verdict.
-
-    message: as the client sent it, but for values of `reported` that are not finite. down, up: the
-    connections over which the task went and the reply came; down None: the reply is an evaluation
-    within a task. task: the digest of the task's payload, and the version of the client's state
-    that it started from. worker: where the reply was made. taken_s: from the hand-out of the task
-    to the whole reply. stored: whether the payload is on disk, so that the next server can use it.
-    inline, at: so many bytes of payload are in the journal's file, from this byte on.
-    """
+    """A reply was checked. What crossed for it, and for its task, waits for the verdict."""
 
     message: Reply
+    """As the client sent it, but for values of `reported` that are not finite."""
     down: bytes | None
+    """The connection over which the task went."""
     up: bytes
+    """The connection over which the reply came."""
     task: tuple[bytes, str] = (b"", "")
+    """The digest of the task's payload, and the version of the client's state that it started from.
+    """
     worker: JsonDict = {}
+    """Where the reply was made."""
     taken_s: float = 0.0
+    """From the hand-out of the task to the whole reply."""
     stored: bool = True
+    """Whether the payload is on disk, so that the next server can use it."""
     inline: int = 0
+    """So many bytes of payload are in the journal's file."""
     at: int = 0
+    """They are there from this byte on."""
 
 
 class Revoked(Base, tag=6):

@@ -37,17 +37,15 @@ _decode = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 class JournalFile:
-    """The file of one run. fsync: events are there after a power cut too. generation: how often it
-    was begun; size: in bytes.
-
-    Events belong to the thread that does the server's I/O; `payload` may be called by any.
+    """The file of one run. Events belong to the thread that does the server's I/O; `payload` may be
+    called by any. fsync: events are there after a power cut too.
     """
 
     def __init__(self, path: Path, fsync: bool = False) -> None:
         self.path, self._fsync = path, fsync
         self._file = opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | OWN)
-        self.generation = 0
-        self.size = 0
+        self.generation = 0  # how often it was begun
+        self.size = 0  # in bytes
         self._kept = 0  # bytes of events at the beginning of this generation
         self._added = 0  # and since then
         self._events: list[Event] = []  # not written yet

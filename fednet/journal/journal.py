@@ -13,19 +13,15 @@ from fednet.journal.rows import Row
 
 
 class Journal:
-    """The journal of one process.
-
-    book: what the events come to. write: is handed its rows. written(): hands all rows so far to
-    the operating system, and returns how long their file is. file: where a server has the events.
-    by_round: see `Book`.
-    """
+    """The journal of one process."""
 
     def __init__(
         self,
-        write: Callable[[Row], object],
-        file: JournalFile | None = None,
+        write: Callable[[Row], object],  # is handed the rows
+        file: JournalFile | None = None,  # where a server has the events
+        # hands all rows so far to the operating system, and returns how long their file is
         written: Callable[[], int] = lambda: 0,
-        by_round: bool = True,
+        by_round: bool = True,  # see `Book`
     ) -> None:
         self.book = Book(by_round)
         self._write, self._file, self._written = write, file, written

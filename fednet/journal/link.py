@@ -43,20 +43,18 @@ class Outgoing(NamedTuple):
 
 
 class Link:
-    """One side of all connections of a process. side: "server" or "client". framing: bytes on the
-    wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
-    message. part: bytes of a payload's parts, but the last; with `WHOLE` a payload is one frame
-    within a process, and is recorded in parts of `PART` as it would cross a network. final: (round,
-    phase) of the evaluation after the last round, whose rows say so.
-    """
+    """One side of all connections of a process."""
 
     def __init__(
         self,
-        side: str,
+        side: str,  # "server" or "client"
         send: Callable[[bytes, Sequence[Frame]], bool],
-        framing: Callable[[int], int],
+        framing: Callable[[int], int],  # bytes on the wire of a frame of n bytes
         journal: Journal,
+        # (sent, received) bytes of a connection before its first message
         greeting: tuple[int, int] = (0, 0),
+        # bytes of a payload's parts, but the last; with `WHOLE` a payload is one frame within a
+        # process, and is recorded in parts of `PART` as it would cross a network
         part: int = m.PART,
     ) -> None:
         self.out: m.Direction = "down" if side == "server" else "up"
@@ -67,6 +65,7 @@ class Link:
         self._greeting, self._part = greeting, part
         self._most = max(part, m.PART)  # bytes of a body
         self.journal = journal
+        # (round, phase) of the evaluation after the last round, whose rows say so.
         self.final: tuple[int, int] | None = None
         self._messages = 0  # that are a row each
         self._strangers: set[bytes] = set()

@@ -242,19 +242,19 @@ class _Crossed(Row, kw_only=True):
     phase: int = 0
     attempt: int = 0
     count: int | None = None
+    """Of several equal messages."""
     worker: str | None = None
+    """Whose heartbeats they are."""
     reason: str | None = None
+    """Why it was not useful."""
     lost: bool | None = None
+    """It may not have arrived."""
     final: bool | None = None
 
 
 class Wire(_Crossed, kw_only=True):
     """A message: its bytes by kind, and whether it was useful. A line of wire.jsonl has one or
     several, see `Messages`.
-
-    count: of several equal ones; worker: whose heartbeats they are; reason: why it was not useful;
-    lost: it may not have arrived; staleness: of a reply in an asynchronous run, the updates since
-    its model.
     """
 
     client: int = -1
@@ -262,21 +262,23 @@ class Wire(_Crossed, kw_only=True):
     envelope: int = 0
     raw_bytes: int = 0
     staleness: int | None = None
+    """Of a reply in an asynchronous run, the updates since its model."""
 
 
 Each = int | list[int]  # one number for all messages, or one for each
 
 
 class Messages(_Crossed, kw_only=True):
-    """A line of wire.jsonl: a message, or those of several clients that are alike.
+    """A line of wire.jsonl: a message, or those of several clients that are alike. `bytes` is that
+    of all together. What differs between them is a list, in the order of `clients`.
 
-    client: of one message; clients: of several, ascending, with runs of ids as (first, last). What
-    differs between them is a list, in the order of `clients`. bytes: of all together. Raises
-    ValueError for a list of another length.
+    Raises ValueError for a list of another length.
     """
 
     client: int | None = None
+    """Of one message."""
     clients: list[int | tuple[int, int]] | None = None
+    """Of several messages, ascending, with runs of ids as (first, last)."""
     kinds: dict[str, Each] = {}
     envelope: Each = 0
     raw_bytes: Each = 0

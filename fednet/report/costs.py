@@ -43,14 +43,11 @@ SENT = {
 
 
 class Spent:
-    """The bytes of a run, read from `wire.jsonl` one line at a time.
-
-    bytes: by the values of FIELDS. raw: payload before compression, by direction; messages: their
-    number, by direction; servers: the numbers of the run's server processes.
-    """
+    """The bytes of a run, read from `wire.jsonl` one line at a time."""
 
     def __init__(self, run: Run) -> None:
-        self.bytes = Counter[tuple[int, str, str, str, str]]()
+        self.bytes = Counter[tuple[int, str, str, str, str]]()  # by the values of FIELDS
+        # Bytes of payload before compression, and the number of messages, by direction.
         self.raw, self.messages = Counter(up=0, down=0), Counter(up=0, down=0)
         servers: dict[int, set[int]] = defaultdict(set)
         for line in run.grouped_messages():
@@ -59,6 +56,7 @@ class Spent:
             self.raw[w.direction] += w.raw_bytes
             self.messages[w.direction] += len(line)
             self._count(w, _use(w), 1)
+        # The numbers of the run's server processes.
         self.servers = set[int]().union(*servers.values())
         # Only a round in which two servers took part can have a payload twice.
         twice = {t for t, processes in servers.items() if len(processes) > 1}

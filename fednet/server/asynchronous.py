@@ -39,11 +39,6 @@ from fednet.wire.messages import Field
 class Updates(Rounds):
     """One server process's part in such a run.
 
-    tasks: under way, or their replies wait to be counted. opened: the exchange in which the tasks
-    of the open round are given out. given: who got one in it, in order. latest: the state that
-    tasks start from. dropped: since the last update; restarted: the same, of clients that had lost
-    their state.
-
     Where another run is replayed, the record says of each update the replies as they came, and who
     was given a task in the time before it. By these the run repeats to the bit, whatever the clock
     says now. A task whose reply was never counted is not handed out.
@@ -53,11 +48,11 @@ class Updates(Rounds):
 
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
         super().__init__(exchanges, how)
-        self.tasks: dict[int, Asked] = {}
-        self.opened: OpenExchange
-        self.given: list[int] = []
-        self.dropped: dict[int, str] = {}
-        self.restarted: list[int] = []
+        self.tasks: dict[int, Asked] = {}  # under way, or their replies wait to be counted
+        self.opened: OpenExchange  # in which the tasks of the open round are given out
+        self.given: list[int] = []  # who got a task in the exchange that is open, in order
+        self.dropped: dict[int, str] = {}  # since the last update
+        self.restarted: list[int] = []  # since the last update: clients that had lost their state
         self._counted: set[tuple[int, int]] = set()  # in a replay: (client, round) of tasks
 
     # -- the run -----------------------------------------------------------------------------------

@@ -72,18 +72,20 @@ class DataSizes:
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a run. rules: how long they are waited for. watch: looks for a request to stop
-    while they are, and says who is ready. sent: what they were sent, with which their replies are
-    decoded. alone, wide: see `Endpoint`.
-    """
+    """The clients of a run."""
 
     io: ServerIO
     rules: Rules
+    """How long they are waited for."""
     watch: Watch
+    """Looks for a request to stop while they are waited for, and says who is ready."""
     sizes: DataSizes
     sent: Sent
+    """What they were sent, with which their replies are decoded."""
     alone: bool = False
+    """See `Endpoint`."""
     wide: bool = False
+    """See `Endpoint`."""
 
     # -- their tasks -------------------------------------------------------------------------------
     def open(

@@ -13,14 +13,12 @@ from fednet.records import reading
 
 
 class Conditions:
-    """faults: planned, and those of a run that is replayed. clock: None where time is this
-    machine's. world: which clients are there when, and how fast they are. blamed: who broke a
-    protocol of secure aggregation: by client, in which round, and how.
-    """
+    """What happens to the clients of a run from outside: faults, time, and who is there."""
 
     def __init__(self, experiment: Experiment, files: RunDirectory) -> None:
         """Raises ConfigError where the run to be replayed is another one than this."""
         config, exchanges = experiment.config, experiment.algorithm.exchanges
+        # Planned, and those of a run that is replayed.
         self.faults = Faults(
             config,
             struck(files.path),
@@ -28,8 +26,11 @@ class Conditions:
             [each.summation.trains for each in exchanges].index(True),
             len(exchanges),
         )
+        # None where time is this machine's.
         self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
+        # Which clients are there when, and how fast they are.
         self.world = worlds.of(config) if self.clock is None else self.clock.world
+        # Who broke a protocol of secure aggregation: by client, in which round, and how.
         self.blamed: dict[int, tuple[int, str]] = {}
         for event in reading.events(files.path, "blamed"):
             self.blamed.setdefault(event["client"], (event["round"], event["reason"]))

@@ -128,26 +128,31 @@ def run_keys(config: Config, directory: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How a server reaches its clients. transport: the user of this endpoint closes it. beat_s: how
-    often a worker sends a heartbeat. pump: does the work of clients in this process; None: they
-    have processes of their own. announce: called with the server's events and its incarnation once
-    these can be recorded. listen: called with the server's experiment as the last before the first
-    round; earlier, strangers could take the descriptors of what is built, looked up and imported.
-    leave: called at the end, after the last message. alone: the clients are started by others.
-    wide: these connect over more than loopback: the server waits longer for them where the
-    configuration leaves it to the server. part: bytes of a payload's parts, but the last.
-    """
+    """How a server reaches its clients."""
 
     transport: ServerTransport
+    """The user of this endpoint closes it."""
     keyring: Keyring | None
     beat_s: float
+    """How often a worker sends a heartbeat."""
     pump: Callable[[], bool] | None = None
+    """Does the work of clients in this process; None: they have processes of their own."""
     announce: Callable[[Events, int], None] = lambda events, incarnation: None
+    """Called with the server's events and its incarnation once these can be recorded."""
     listen: Callable[[Experiment], None] = lambda experiment: None
+    """Called with the server's experiment as the last before the first round; earlier, strangers
+    could take the descriptors of what is built, looked up and imported.
+    """
     leave: Callable[[], None] = lambda: None
+    """Called at the end, after the last message."""
     alone: bool = False
+    """The clients are started by others."""
     wide: bool = False
+    """These connect over more than loopback: the server waits longer for them where the
+    configuration leaves it to the server.
+    """
     part: int = PART
+    """Bytes of a payload's parts, but the last."""
 
 
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:

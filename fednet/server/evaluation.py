@@ -40,13 +40,7 @@ Evaluated = Mapping[int, Mapping[str, Counts]]  # by client and model
 
 
 class Evaluator:
-    """Evaluates a run's models, and has its clients evaluate them.
-
-    test, validation: the server's inputs and labels, where it has them and evaluates.
-    measured_over: whose inputs BatchNorm's statistics are measured over, `public` or `test`; None
-    where there is no need to, or where the sites have all samples. own_model: what a client's own
-    model is: `personal`, or `local` where the method keeps none.
-    """
+    """Evaluates a run's models, and has its clients evaluate them."""
 
     def __init__(
         self,
@@ -61,9 +55,11 @@ class Evaluator:
         self.config, self.method = experiment.config, experiment.algorithm
         self._warn, self._ask = warn, ask
         self._doubted: set[str] = set()  # metrics that were warned of
+        # What a client's own model is: `personal`, or `local` where the method keeps none.
         self.own_model = "personal" if self.method.personalised else "local"
+        # The server's inputs and labels, where it has them and evaluates.
         self.test: Pair | None = None
-        self.validation: Pair | None = None
+        self.validation: Pair | None = None  # the same, held out of the training samples
         federation, device = experiment.federation, host.device
         if federation is not None and self.config.evaluate.every:
             data, held = federation.data, federation.only(federation.validation)
@@ -71,6 +67,8 @@ class Evaluator:
                 self.test = data.inputs(data.test[0], device), data.test[1].to(device)
             if held is not None:
                 self.validation = held.inputs(held.train[0], device), held.train[1].to(device)
+        # Whose inputs BatchNorm's statistics are measured over, `public` or `test`; None where
+        # there is no need to, or where the sites have all samples.
         self.measured_over: str | None = None
         if experiment.uncalibrated and host.public is not None:
             self.measured_over = "public"

@@ -65,20 +65,23 @@ class Rate:
 
 @dataclass(slots=True)
 class Cause:
-    """Why peers were refused, and how often. who: the peer, in words. first, last: in seconds since
-    1970. told: how many of them were in lines until now; next: on the monotonic clock, when the
-    next line may be written; pause: how long after that one the following.
-    """
+    """Why peers were refused, and how often."""
 
     what: str
     reason: str
     who: str
+    """The peer, in words."""
     first: float
+    """In seconds since 1970."""
     last: float
+    """In seconds since 1970."""
     count: int = 0
     told: int = 0
+    """How many of them were in lines until now."""
     next: float = 0.0
+    """On the monotonic clock, when the next line may be written."""
     pause: float = REFUSED_S
+    """How long after that one the following."""
 
 
 class Events:

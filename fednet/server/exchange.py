@@ -27,47 +27,55 @@ from fednet.wire.payload import Run
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run between two rounds. server: the method's own state at the server, which
-    has the model (`Algorithm.shared_model`). versions, states: by client, of its state that was
-    last used, and its SHA-256. residuals: what compressed broadcasts have left out so far, by
-    field, and, by client, what compressors remember at both ends. candidates: what each client
-    replied last, where the clients are selected by it.
-    """
+    """The state of a run between two rounds."""
 
     server: State
+    """The method's own state at the server, which has the model (`Algorithm.shared_model`)."""
     versions: Mapping[int, str]
+    """By client, of its state that was last used."""
     states: Mapping[int, str]
+    """By client, the SHA-256 of that state."""
     residuals: Mapping[str, torch.Tensor]
+    """What compressed broadcasts have left out so far, by field, and, by client, what compressors
+    remember at both ends.
+    """
     candidates: Mapping[int, Candidate] = field(default_factory=dict)
+    """What each client replied last, where the clients are selected by it."""
 
 
 @dataclass
 class OpenExchange:
-    """cohort: in ascending order. before: what it starts from. asked: by client, in the order of
-    the cohort once all are asked. residuals: what compressed broadcasts have left out, and what
-    compressors remember. opened: on the monotonic clock; at: the second of the run. found: replies
-    that earlier servers received, by client. encoding: seconds. judge: see `TaskSpec`.
-    restarted: clients that had lost their state, and were asked again from an initial one.
-    schedule: who of its clients is in time. noted: of whom it is on record that they were dropped.
-    fed: clients of the cohort, from the first on, whose replies have been added up or left out.
-    """
+    """An exchange with its clients: tasks that went out, and replies that came."""
 
     round: int
     index: int
     purpose: Purpose
     cohort: tuple[int, ...]
+    """In ascending order."""
     before: RunState
+    """What it starts from."""
     residuals: dict[str, torch.Tensor]
+    """What compressed broadcasts have left out, and what compressors remember."""
     opened: float
+    """On the monotonic clock."""
     at: float = 0.0
+    """The second of the run."""
     asked: dict[int, Asked] = field(default_factory=dict)
+    """By client, in the order of the cohort once all are asked."""
     found: dict[int, ReceivedReply] = field(default_factory=dict)
+    """Replies that earlier servers received, by client."""
     encoding: float = 0.0
+    """In seconds."""
     judge: bool = False
+    """See `TaskSpec`."""
     restarted: list[int] = field(default_factory=list)
+    """Clients that had lost their state, and were asked again from an initial one."""
     schedule: Cohort = field(default_factory=lambda: Cohort(()))
+    """Who of its clients is in time."""
     noted: set[int] = field(default_factory=set)
+    """Of whom it is on record that they were dropped."""
     fed: int = 0
+    """Clients of the cohort, from the first on, whose replies have been added up or left out."""
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
     based: dict[bytes, TaskSpec] = field(default_factory=dict)  # see `with_base`
@@ -90,32 +98,34 @@ class OpenExchange:
 
 @dataclass
 class OpenRound:
-    """One round, from its selection to its record: each step adds what it found.
-
-    before, after: what it starts from, and what came of it so far; a void round changes nothing.
-    started: on the monotonic clock. exchange: the one that is open, or the last one; main: the one
-    that the clients train in, once it is open. virtual_start: the second of the run at which its
-    virtual time began. runs: of the replies that counted. reports: by the clients. spoiled: whether
-    it is void because of what a client has sent that nobody knows.
-    """
+    """One round, from its selection to its record: each step adds what it found."""
 
     number: int
     before: RunState
+    """What it starts from."""
     after: RunState
+    """What came of it so far; a void round changes nothing."""
     started: float
+    """On the monotonic clock."""
     exchange: OpenExchange
+    """The one that is open, or the last one."""
     main: OpenExchange
+    """The one that the clients train in, once it is open."""
     record: records.Round
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     virtual: float = 0.0
     virtual_split: dict[str, float] = field(default_factory=dict)
     virtual_start: float = 0.0
+    """The second of the run at which its virtual time began."""
     predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
     dropped: dict[int, str] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
+    """Of the replies that counted."""
     evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By the clients."""
     spoiled: bool = False
+    """Whether it is void because of what a client has sent that nobody knows."""
 
     @classmethod
     def begun(cls, first: OpenExchange) -> OpenRound:

@@ -83,28 +83,32 @@ class HeldMemory:
 
 
 class ReceivedReply(msgspec.Struct, eq=False):
-    """A reply that was checked, and is in the journal.
-
-    record: the event. path: the file of its payload, if it has one. data: in one process, the
-    payload where it is not on disk. payload: decoded, until `take_payload`; None where there was no
-    room for it, or an earlier server received it. held: bytes of `data` or `payload`, as they count
-    in `memory`. evaluation: the one within the task; refused: why it is left out. remembered: what
-    compressors remember if the reply counts. arrived: when, on this process's clock. earlier:
-    received by an earlier server.
-    """
+    """A reply that was checked, and is in the journal."""
 
     record: Accepted
+    """The event."""
     memory: HeldMemory
     journal: Journal
     path: str = ""
+    """The file of its payload, if it has one."""
     data: Body | None = None
+    """In one process, the payload where it is not on disk."""
     payload: Payload | None = None
+    """Decoded, until `take_payload`; None where there was no room for it, or an earlier server
+    received it.
+    """
     held: int = 0
+    """Bytes of `data` or `payload`, as they count in `memory`."""
     evaluation: EvaluationReply | None = None
+    """The one within the task."""
     refused: str = ""
+    """Why it is left out."""
     remembered: dict[str, torch.Tensor] = {}
+    """What compressors remember if the reply counts."""
     arrived: float = 0.0
+    """When, on this process's clock."""
     earlier: bool = False
+    """Received by an earlier server."""
 
     @property
     def message(self) -> m.Reply:

@@ -43,10 +43,7 @@ class Resumed:
 
 
 class Records:
-    """The files that a run leaves, and that it goes on from. incarnation: which server of the run
-    this is, from 1. resumed: None where the run begins. added: clients that join the run with this
-    resume. durable: by client, the version of its state in the last checkpoint.
-    """
+    """The files that a run leaves, and that it goes on from."""
 
     def __init__(self, config: Config, experiment: Experiment, directory: Path) -> None:
         """Loads the checkpoint if there is one. What earlier servers wrote is cut to it. Raises
@@ -57,8 +54,9 @@ class Records:
         own = functools.partial(lock.check, directory)
         self._fsync = config.checkpoint.fsync
         self.checkpoints = Checkpoints(directory / "checkpoint", self._fsync, own)
-        self.resumed: Resumed | None = None
-        self.added = range(0)
+        self.resumed: Resumed | None = None  # None where the run begins
+        self.added = range(0)  # clients that join the run with this resume
+        # By client, the version of its state in the last checkpoint.
         self.durable: dict[int, str] = {}
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
@@ -84,6 +82,7 @@ class Records:
             )
         if not (directory / "config.yaml").exists():  # a run is read back by its configuration
             write_aside(directory / "config.yaml", configuration.to_yaml(config))
+        # Which server of the run this is, from 1.
         self.incarnation = self.checkpoints.incarnation(directory)
         self.journal = self._journal()
 

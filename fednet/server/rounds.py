@@ -61,14 +61,12 @@ SHOWN = 3  # clients left out whose reasons are shown for a round
 class Rounds:
     """One server process's part in a run. `Updates` (asynchronous.py) has other ways to open, take
     and close, and the same to conclude.
-
-    carried: the state after the last round that is over; `begin` sets it. sent_down: in a run
-    without rounds, what went down with the tasks under way, by the name that it has in a
-    checkpoint. schedule, source: of the exchange that is open, see driver.py.
     """
 
     schedule: Schedule
+    """Of the exchange that is open, see driver.py."""
     source: Source
+    """Of the exchange that is open, see driver.py."""
 
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
         self.exchanges, self.how, self.display = exchanges, how, how.display
@@ -86,7 +84,9 @@ class Rounds:
             exchanges.evaluated_by_clients,
         )
         self.progress = RunProgress(run=self.records.run_id, clients=self.config.clients)
-        self.carried: RunState
+        self.carried: RunState  # the state after the last round that is over; `begin` sets it
+        # In a run without rounds, what went down with the tasks under way, by the name that it has
+        # in a checkpoint.
         self.sent_down: dict[str, State] = {}
         self._open: OpenRound  # the round whose exchange is open
         self._aggregation: Aggregation | None = None  # of its replies

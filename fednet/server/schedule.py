@@ -16,14 +16,14 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """training: clients whose tasks are under way. at: the second of the last event, on the run's
-    clock; of an exchange, from its beginning. closed: the result can be made.
-    """
+    """Who is asked when, and who is in time."""
 
     at: float
+    """The second of the last event, on the run's clock; of an exchange, from its beginning."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether the result can be made."""
 
     def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         """Takes an event, which is not before the last one, and returns who is asked then. client:
@@ -39,17 +39,17 @@ class Schedule(Protocol):
 class Cohort:
     """One exchange of a round. It closes when `first` of its clients have replied, or else when the
     tasks of all are over. This is the only place that decides who is in time, on any clock.
-
-    clients: in ascending order. replied: who was in time, in the order of the replies. dropped: by
-    client, why it was not.
     """
 
     clients: Sequence[int]
+    """In ascending order."""
     first: int | None = None
     at: float = 0.0
     training: set[int] = field(init=False)
     replied: list[int] = field(default_factory=list)
+    """Who was in time, in the order of the replies."""
     dropped: dict[int, str] = field(default_factory=dict)
+    """By client, why it was not in time."""
 
     def __post_init__(self) -> None:
         self.training = set(self.clients)
@@ -85,23 +85,26 @@ class Buffer:
     a task given out in it starts from the model after update t - 1, and its reply may count in a
     later one. A client is given one task a round at most, and none while its reply waits to be
     counted: so a round and a client name a task.
-
-    size: replies that make an update. at_once: clients that train at a time. order(round): the
-    clients that can be asked in a round, the first first. comes(client, at): the second from which
-    on it is there. training, came: by client, the round of its task, of those under way and of the
-    replies that wait, in the order in which they came. asked: who was given a task in this round.
     """
 
     size: int
+    """Replies that make an update."""
     at_once: int
+    """Clients that train at a time."""
     order: Callable[[int], Sequence[int]]
+    """The clients that can be asked in a round, the first first."""
     comes: Callable[[int, float], float] = lambda client, at: at
+    """The second from which on a client is there, after another."""
     round: int = 1
     at: float = 0.0
     closed: bool = False
     training: dict[int, int] = field(default_factory=dict)
+    """By client, the round of its task, of those under way."""
     came: dict[int, int] = field(default_factory=dict)
+    """By client, the round of its task, of the replies that wait, in the order in which they came.
+    """
     asked: set[int] = field(default_factory=set)
+    """Who was given a task in this round."""
 
     def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         self.at = at

@@ -13,13 +13,14 @@ from fednet.training.hosts import ServerHost
 
 @dataclass(frozen=True)
 class Setup:
-    """experiment: the configuration, and what is built from it. host: what a method gets at the
-    server. noise: what the server adds to a sum of clipped updates.
-    """
+    """What does not change in a run."""
 
     experiment: Experiment
+    """The configuration, and what is built from it."""
     host: ServerHost
+    """What a method gets at the server."""
     noise: privacy.Noise | None = None
+    """What the server adds to a sum of clipped updates."""
 
     @property
     def config(self) -> Config:

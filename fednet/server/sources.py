@@ -57,13 +57,14 @@ class Asked:
 
 
 class Event(NamedTuple):
-    """at: in seconds. client: whose task is over; None: no task is, at the second that the schedule
-    waits for. reason: why no reply came of the task, "" where one did.
-    """
+    """The end of a task, or a second that the schedule waits for."""
 
     at: float
+    """In seconds."""
     client: int | None
+    """Whose task is over; None: no task is, at the second that the schedule waits for."""
     reason: str = ""
+    """Why no reply came of the task, "" where one did."""
 
 
 class Source(Protocol):

@@ -59,19 +59,23 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """How a server runs. display: shows the run while it goes. command: the words that started it,
-    for the summary. data: the folder of the data. until: on the monotonic clock, when to stop.
-    callback: called with the record of each round. on_event: called with each event of a client
-    process and its fields, in the thread of the server's input and output.
-    """
+    """How a server runs."""
 
     display: Watcher
+    """Shows the run while it goes."""
     command: Sequence[str] = ()
+    """The words that started it, for the summary."""
     device: str = "auto"
     data: Path | None = None
+    """The folder of the data."""
     until: float | None = None
+    """On the monotonic clock, when to stop."""
     callback: Callable[[Round], None] | None = None
+    """Called with the record of each round."""
     on_event: Callable[[str, JsonMapping], None] | None = None
+    """Called with each event of a client process and its fields, in the thread of the server's
+    input and output.
+    """
 
 
 def absent_as_text(rows: Sequence[JsonMapping], clients: Collection[int]) -> str:
