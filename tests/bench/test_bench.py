@@ -12,9 +12,10 @@ import pytest
 
 from fednet.config import from_mapping
 from fednet.errors import CannotGoOn
+from fednet.report import costs, open_run
 from fednet.training import packed
 from tests.algorithms.harness import close
-from tests.bench import against, bare, card, pack, replies, round, secagg
+from tests.bench import against, bare, books, card, pack, replies, round, secagg
 from tests.bench.__main__ import main
 from tests.bench.run import FLOOR, yardstick
 from tests.bench.workloads import WORKLOADS
@@ -135,6 +136,14 @@ def test_a_version_is_measured_in_its_own_tree(tmp_path):
     assert against.measured(tmp_path, ("run", "W2", 2)) == {"cpu_s": 42}
     with pytest.raises(CannotGoOn, match="KeyError: 'W9'"):
         against.measured(tmp_path, ("run", "W9", 2))
+
+
+def test_the_books_that_are_measured_have_a_task_and_a_reply_of_each_client_and_round(tmp_path):
+    books.write(tmp_path / "run", 3, 20)
+    run = open_run(tmp_path / "run")
+    assert costs.ledger(run).messages == {"up": 60, "down": 60}
+    assert costs.ledger(run).by_round() == {r.round: r.bytes_up + r.bytes_down for r in run.rounds}
+    assert len(list(run.grouped_messages())) == 6
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
