@@ -1,6 +1,5 @@
 """The loop of a client process: one connection for one or many clients. Its thread has the socket,
-the protocol and the book; each slot has a thread that trains, in which a task is done with the
-faults that are planned for it.
+the protocol and the book; each slot has a thread that trains, in which a task is done.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import Book
+from fednet.client.faults import PlannedFaults, Silenced
 from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
     NO_STORAGE,
@@ -50,7 +50,6 @@ from fednet.records import mb
 from fednet.transport.base import ClientTransport, Closed, Opened, Received, reached_at
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
 
 if TYPE_CHECKING:
     from fednet.client.packs import Packs
@@ -124,8 +123,8 @@ class Done:
     given: p.Given
     reply: EncodedReply | None = None
     failed: m.Failed | None = None
-    faults: Mapping[str, float] = field(default_factory=dict)
-    """Planned faults to act out when it is sent, by kind."""
+    faults: PlannedFaults = field(default_factory=PlannedFaults)
+    """To act out when it is sent."""
     due: float = 0.0
     """When it may be sent, on the monotonic clock."""
     fatal: BaseException | None = None
@@ -405,7 +404,7 @@ class ClientLoop:
                 self.ended = i
 
     def _answer(self, done: Done) -> None:
-        """Sends what came of a task, with the faults that were planned for it."""
+        """Sends what came of a task."""
         key = done.given.task.key
         protocol = self.protocol
         if done.fatal is not None:
@@ -428,24 +427,15 @@ class ClientLoop:
                 protocol.failed(key, failed.reason, failed.again, failed.lacks, failed.base)
             )
             return
-        if done.reply is None or "drop_before_sending" in done.faults:
+        if done.reply is None or done.faults.silent:
             protocol.forget(key)
             return
-        body = done.reply.body
-        if "corrupt" in done.faults and body.size:
-            copy = bytearray(body.whole())
-            copy[len(copy) // 2] ^= 0xFF
-            body = Body([copy])
-        share = done.faults.get("drop_during_upload")
-        out = protocol.reply(done.reply.reply, body, share)
-        if "duplicate" in done.faults:
-            out += [i for i in out if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
+        out = protocol.reply(done.reply.reply, done.reply.body, done.faults.share)
+        out = done.faults.sent(out)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # The reply waits for its client's emulated link; this process is free for another one.
             out += protocol.uploading(key.client)
-        if "disconnect" in done.faults:
-            out.append(p.Reconnect())
-        self._follow(out)
+        self._follow([*out, *done.faults.after()])
 
     def _use(self, prepared: Prepared, run: str) -> None:
         """Works with what was prepared from now on, and tells the server that it can send tasks."""
@@ -516,35 +506,27 @@ class ClientLoop:
             self.slots.put(partial(self._do, given, prepared))
 
     def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
-        """Does a task, with the faults that are planned for it."""
+        """Does a task."""
         task, key = given.task, given.task.key
-        faults: dict[str, float] = {}
+        faults = PlannedFaults()
         if task.faults and self._faults:
-            faults = {fault.kind: fault.amount for fault in task.faults}
+            faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
         elif task.faults and not self._warned_of_faults:
             self._warned_of_faults = True
             log.warning("the server plans faults for this client; without --faults none occurs")
-        if "drop_before_training" in faults:
-            return Done(given)
         began = time.monotonic()
 
         def step(stage: str, done: int, of: int) -> None:
             self.protocol.doing[key.client] = (stage, done, of)
-            if "crash" in faults and 2 * done >= of > 0:
-                self._crash(given)
             if self._wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
-        work = partial(worker.work, task, given.body, step)
-        reply = self.slots.run(device, work, worker.device.forget)
-        if not faults:
-            return Done(given, reply)
-        if "crash" in faults:  # of a training without steps
-            self._crash(given)
-        took_s = time.monotonic() - began
-        lasts_s = faults.get("slow", 1.0) * max(took_s, faults.get("pace", 0.0))
-        wait_s = faults.get("delay", 0.0) + lasts_s - took_s
-        return Done(given, reply, faults=faults, due=time.monotonic() + wait_s)
+        work = faults.around(partial(worker.work, task, given.body), partial(self._crash, given))
+        try:
+            reply = self.slots.run(device, partial(work, step), worker.device.forget)
+        except Silenced:
+            return Done(given)
+        return Done(given, reply, faults=faults, due=faults.due(began))
 
     def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
         """Logs why a task failed. Returns the failure for the server, in one line that names no
