@@ -342,8 +342,10 @@ def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
             f"![{p.stem}](results/{own}/{p.name})" for p in sorted((books / own).glob("*.png"))
         ]
         parts.append("")
+    for scale in NOTES:
+        run |= {str(r["dataset"]) for r in _shown_rows(name, books, scale) if r["status"] == "done"}
     missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
-    if missing and shown is None:
+    if missing:
         parts.append(f"Not run here: {', '.join(missing)}.")
     return parts
 

@@ -171,6 +171,8 @@ def test_a_figure_counts_the_runs_of_the_table_that_it_shows():
     assert table[1].strip() == figure[1].strip() == "12"
     assert other[1].strip() == ""
     assert cells["fedrds/figure4"][1:] == cells["fedrds/table3"][1:]
+    for name, missing in (("feddpc/figure4", "CIFAR-100"), ("fedrds/figure4", "SVHN")):
+        assert publish._section(name, HERE / "results", {})[-1] == f"Not run here: {missing}."
 
 
 @pytest.mark.long
