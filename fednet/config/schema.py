@@ -261,7 +261,9 @@ class FaultsSection(Section, frozen=True, kw_only=True):
     """Planned faults."""
     malicious: MaliciousSection = MaliciousSection()
     replay: str | None = None
-    """A run's directory: each round uses the replies of the same clients as that run's."""
+    """A run's directory: each round uses the replies of the same clients as that run's, less those
+    that a planned fault of this configuration loses.
+    """
 
 
 # Keys that say where the data are, which changes no result.

@@ -194,18 +194,22 @@ class Faults:
 
     # -- what is left of it ------------------------------------------------------------------------
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """Returns the clients of a phase's cohort that are not asked, and why."""
-        if self.replay is not None:  # without rounds, see `fednet.server.asynchronous`
-            rounds = self.config.schedule.mode == "sync"
-            return self.replay.out(round, index, cohort) if rounds else {}
+        """Returns the clients of a phase's cohort that are not asked, and why. In a replay these
+        are also those who would lose their replies by a fault that is planned here.
+        """
+        replay = self.replay
+        if replay is not None and self.config.schedule.mode != "sync":
+            return {}  # see `fednet.server.asynchronous`
+        found = {} if replay is None else replay.out(round, index, cohort)
         if not self._planned:
-            return {}
-        found = {}
+            return found
         for client in cohort:
+            if client in found:
+                continue
             lost = drops(self.strike(round, client, index))
             if not index and self.away(round, client):
                 found[client] = "away: crash"
-            elif lost and (round, client, lost) in self._struck:
+            elif lost and (replay is not None or (round, client, lost) in self._struck):
                 # Its reply was lost before the resume, and stays lost.
                 found[client] = f"lost: {lost}"
         return found

@@ -279,6 +279,22 @@ def test_a_resume_that_finds_one_of_the_first_k_replies_takes_the_rest_of_k(
     assert [len(record["completed"]), len(record["dropped"])] == [2, 2]
 
 
+def test_a_replay_without_a_client_is_the_run_in_which_it_never_replied(tmp_path: Path) -> None:
+    """What is left is the same to the bit, as unlearning a client by retraining asks for."""
+    changes: dict[str, Any] = {"rounds": 4, "participation": 0.5, "algorithm": "scaffold"}
+    whole, rows = run(tmp_path / "whole", **changes)
+    first = next(row["round"] for row in rows if 2 in row["selected"])
+    gone = {"round": first, "client": 2, "kind": "crash", "rounds": 1000}
+    _, found = run(
+        tmp_path / "without", faults={"replay": str(whole), "schedule": [gone]}, **changes
+    )
+    _, expected = run(tmp_path / "never", faults=lost(*((t, 2) for t in range(1, 5))), **changes)
+    assert [row["completed"] for row in found] == [
+        [client for client in row["completed"] if client != 2] for row in rows
+    ]
+    assert hashes(found) == hashes(expected) != hashes(rows)
+
+
 def test_a_replay_counts_who_is_on_record_whatever_the_virtual_clock_says(tmp_path: Path) -> None:
     first, calm = run(tmp_path / "first")
     _, again = run(
