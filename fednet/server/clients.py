@@ -19,9 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fednet import loading
+from fednet.algorithms.state import State
+from fednet.config import Config
 from fednet.data.datasets.site import class_names
-from fednet.errors import ConfigError
-from fednet.experiment.build import Experiment
+from fednet.errors import ConfigError, without_paths
+from fednet.experiment.build import Experiment, made
 from fednet.journal.events import Over, Tally, Verdict
 from fednet.journal.link import Link
 from fednet.models.start import pinned
@@ -32,6 +34,7 @@ from fednet.protocol.workers import Sites
 from fednet.records import reading
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
+from fednet.server.growth import grown, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, Sent, declared, decoder
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.server.records import Records
@@ -167,6 +170,29 @@ class Clients:
         """How many clients the run has with those that ask to join it."""
         with self.io as io:
             return io.protocol.clients_wanted()
+
+    def from_next_round(self, config: Config, server: State) -> int:
+        """Returns how many clients the run has from the next round on. Those that asked to join and
+        cannot are told why. server: the state after this round.
+        """
+        before, now = config.clients, self.wanted()
+        if now == before:
+            return before
+        try:
+            more = with_clients(config, now)
+            grown(more, made(more), server, before)
+        except ConfigError as wrong:
+            self.turn_away(without_paths(str(wrong)))
+            return before
+        return now
+
+    def came(self, added: range) -> int:
+        """Returns how many clients the run has when those that asked to join it had time to come:
+        ids follow without a gap, so one that nobody hosts keeps out those after it. added: their
+        ids.
+        """
+        here = self.joined()
+        return next((client for client in added if client not in here), added.stop)
 
     def turn_away(self, reason: str) -> None:
         """Tells the clients that ask to join the run why they cannot."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet import world
@@ -19,42 +18,14 @@ from fednet.algorithms.base import Algorithm, State
 from fednet.config import Config, parts
 from fednet.config.rules import fixed_clients
 from fednet.data.federation import Federation
-from fednet.errors import ConfigError, StateError, without_paths
+from fednet.errors import ConfigError, StateError
 from fednet.experiment import links
-from fednet.experiment.build import made
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RESTORE
 from fednet.robust import attacks
 
-if TYPE_CHECKING:
-    from fednet.server.clients import Clients
-
 FACTS = ("samples", "sha256", "test_samples_by_class")  # of partition.json, by client
-
-
-def clients_from_next_round(clients: Clients, config: Config, server: State) -> int:
-    """Returns how many clients the run has from the next round on. Those that asked to join and
-    cannot are told why. server: the state after this round.
-    """
-    before, now = config.clients, clients.wanted()
-    if now == before:
-        return before
-    try:
-        more = with_clients(config, now)
-        grown(more, made(more), server, before)
-    except ConfigError as wrong:
-        clients.turn_away(without_paths(str(wrong)))
-        return before
-    return now
-
-
-def clients_that_came(clients: Clients, added: range) -> int:
-    """Returns how many clients the run has when those that asked to join it had time to come: ids
-    follow without a gap, so one that nobody hosts keeps out those after it. added: their ids.
-    """
-    here = clients.joined()
-    return next((client for client in added if client not in here), added.stop)
 
 
 def with_clients(config: Config, clients: int) -> Config:

@@ -47,7 +47,6 @@ from fednet.server.exchange import (
     RunState,
 )
 from fednet.server.exchanges import Exchanges
-from fednet.server.growth import clients_from_next_round, clients_that_came
 from fednet.server.resources import Resources
 from fednet.server.schedule import Schedule
 from fednet.server.sources import POLL_S, Event, Source
@@ -154,7 +153,7 @@ class Rounds:
         if asked and join_s is None:
             join_s = JOIN_S  # a stranger who asks and goes would hold up the run for ever
         self.clients.watch.await_clients(len(added), join_s, round + 1, added)
-        clients = clients_that_came(self.clients, added) if asked else config.clients
+        clients = self.clients.came(added) if asked else config.clients
         if clients < config.clients:
             gone = list(range(clients, config.clients))
             self.records.files.event("not_joined", round, clients=gone)
@@ -175,7 +174,7 @@ class Rounds:
         asked for the evaluation in an exchange of its own, or if clients have to be waited for:
         this round would be recorded late.
         """
-        self._clients_then = clients_from_next_round(self.clients, self.config, round.after.server)
+        self._clients_then = self.clients.from_next_round(self.config, round.after.server)
         stop, evaluate = self.config.stop, self.config.evaluate
         limits = stop.accuracy, stop.patience, stop.megabytes, stop.seconds
         return (
