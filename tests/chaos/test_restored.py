@@ -32,6 +32,9 @@ ASYNC = {
 }
 CASES = {
     "scaffold": CHANGES,
+    "feddyn": {**CHANGES, "algorithm": {"name": "feddyn"}},
+    "apfl": {**CHANGES, "algorithm": {"name": "apfl"}},
+    "powersgd": {**TOPK, "wire": {"up": {"state": ["powersgd(2)"]}}},
     "memory at both ends": {**TOPK, "wire": {"up": {"state": ["ef21", "topk(0.5)"]}}},
     "async": ASYNC,
 }
