@@ -42,6 +42,15 @@ def settings(rows: Sequence[JsonMapping]) -> dict[str, list[JsonMapping]]:
     return found
 
 
+def measure(rows: Sequence[JsonMapping]) -> str:
+    """Returns what a table's curves show: personal accuracy where every method has one, since the
+    table is about it then.
+    """
+    personal = {r["method"] for r in rows if r.get("personal_accuracy") is not None}
+    whole = all(r["method"] in personal for r in rows)
+    return "personal_accuracy" if rows and whole else "accuracy"
+
+
 def means(rows: Sequence[JsonMapping], x: str, y: str) -> list[tuple[float, float]]:
     """(x, y): means over seeds, at the rounds that every seed was evaluated in."""
     seeds = {r["seed"] for r in rows}
@@ -64,9 +73,8 @@ def curves(
     line above the figure, such as that it is no test of the paper. y: what is drawn, if not the
     accuracy.
     """
-    if y is None:  # personal accuracy where the table is about it
-        personal = any(r.get("personal_accuracy") is not None for r in rows)
-        y = "personal_accuracy" if personal else "accuracy"
+    if y is None:
+        y = measure(rows)
     shown = {k: rs for k, rs in settings(rows).items() if any(r.get(y) is not None for r in rs)}
     if not shown:
         return None

@@ -77,3 +77,13 @@ def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
     assert "no test of the paper" in path.read_text()
     nothing = [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}]
     assert pictures.curves(nothing, tmp_path / "g.svg") is None
+
+
+def test_curves_are_of_the_accuracy_that_all_methods_have():
+    def row(method, accuracy, personal):
+        return {"method": method, "accuracy": accuracy, "personal_accuracy": personal}
+
+    alone = row("SOLO", None, 84.0)  # trains without the others: it has no global model
+    assert pictures.measure([alone, row("FedAvg", 44.8, None)]) == "accuracy"
+    rounds = [row("FedRep", None, 60.0), row("FedAvg", 44.8, None), row("FedAvg", 45.0, 61.0)]
+    assert pictures.measure([alone, *rounds]) == "personal_accuracy"
