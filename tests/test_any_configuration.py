@@ -59,6 +59,7 @@ PARTS: dict[str, list[Any]] = {  # what a type alone does not say
     "evaluate.metrics": [["f1_macro", "balanced_accuracy"]],
     "model.adapters": [{"rank": 2}],
     "model.adapters.target": [["*"]],
+    "round.gone": [{"0": 2}, {"1-2": 3}],
     "selection.name": ["oort", "power-of-choice"],
     "stop.metric": ["test_loss", "test_accuracy"],
     "train.class_weights": [[1.0, 2.0, 0.5]],

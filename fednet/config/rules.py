@@ -392,6 +392,15 @@ def _absent(c: Config) -> Iterator[Broken]:
             "a crash counts the rounds that a client stays away, and availability.trace the "
             f"seconds; {KEEP_ONE}",
         )
+    for pattern in c.round.gone:
+        yield from _ids(f"round.gone.{pattern}", pattern, c.clients)
+    if c.round.gone:
+        without = {
+            "availability.trace": "the trace says when a client is there",
+            "privacy.noise": "its guarantee is for one number of clients",
+        }
+        for key, reason in _changed(c, without):
+            yield key, f"cannot be combined with round.gone: {reason}."
     needs = AVAILABILITY[model]
     for key in ("p", "up", "down"):
         given = getattr(c.availability, key) is not None

@@ -27,6 +27,7 @@ Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+AtLeast2 = Annotated[int, msgspec.Meta(ge=2)]
 RunName = Annotated[
     str,
     msgspec.Meta(
@@ -619,6 +620,10 @@ class RoundSection(Section, frozen=True, kw_only=True):
     open: AtLeast1 | None = None
     """fednet-server: clients may join while it runs, until there are this many; null: none.
     [clients]
+    """
+    gone: dict[str, AtLeast2] = {}
+    """Clients that do not come back, by ids, and the first round without them: `{"3,7": 12}`. From
+    then on they are neither selected nor evaluated. A resumed run may add some. [round]
     """
     void_rounds: Literal["auto"] | AtLeast1 = "auto"
     """This many discarded rounds in a row end the run; auto: 3, or 100 for fednet-server at an

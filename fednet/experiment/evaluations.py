@@ -15,6 +15,7 @@ from fednet import seeds
 from fednet.algorithms.base import Algorithm, Nothing, Payload, Weights, kind
 from fednet.config import Config
 from fednet.errors import RemoteProtocolError
+from fednet.experiment import selection
 from fednet.plain import JsonDict
 from fednet.records import EVALUATED_MODELS
 from fednet.training import metrics
@@ -148,15 +149,18 @@ class DetailedEvaluationReply(EvaluationReply):
         return metrics.parted(vector, shapes)
 
 
-def evaluated_clients(config: Config) -> list[int]:
-    """Returns the clients that an evaluation asks, those that are held out too: all, or the same
-    sample each time (`evaluate.most`).
+def evaluated_clients(config: Config, round: int = 0) -> list[int]:
+    """Returns the clients that an evaluation after a round asks, those that are held out too: all,
+    or the same sample each time (`evaluate.most`), less those that are gone.
     """
     most = config.evaluate.most
     if most is None or config.clients <= most:
-        return list(range(config.clients))
-    draw = seeds.rng(config.seed, "evaluate/clients")
-    return sorted(int(client) for client in draw.choice(config.clients, most, replace=False))
+        drawn = list(range(config.clients))
+    else:
+        draw = seeds.rng(config.seed, "evaluate/clients")
+        drawn = sorted(int(one) for one in draw.choice(config.clients, most, replace=False))
+    left_out = selection.gone(config, round)
+    return [client for client in drawn if client not in left_out]
 
 
 def keeps_local(config: Config, personalised: bool) -> bool:

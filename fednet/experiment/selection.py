@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fednet import registry, seeds
+from fednet import ids, registry, seeds
 from fednet.config import Config
 from fednet.world import held_out
 
@@ -29,8 +29,22 @@ def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> li
 def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list[int]:
     """Returns the round's order of the clients that are there and may train."""
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
-    left_out = held_out(config)
+    left_out = held_out(config) | gone(config, round)
     return [int(i) for i in drawn if here[i] and int(i) not in left_out]
+
+
+def gone(config: Config, round: int) -> frozenset[int]:
+    """Returns the clients that are out of the run in a round (`round.gone`)."""
+    return frozenset(c for c, first in gone_from(config).items() if round >= first)
+
+
+def gone_from(config: Config) -> dict[int, int]:
+    """Returns, by client, the first round without it; of two that are named the first counts."""
+    found: dict[int, int] = {}
+    for pattern, first in config.round.gone.items():
+        for client in ids.parse(pattern, "round.gone").resolve(config.clients):
+            found[client] = min(first, found.get(client, first))
+    return found
 
 
 def planned(config: Config) -> bool:

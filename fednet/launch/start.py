@@ -11,7 +11,7 @@ from fednet import capacity, loading
 from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ClientsJoin, ConfigError, FednetError
-from fednet.experiment import lock
+from fednet.experiment import lock, selection
 from fednet.experiment.rundir import (
     claim,
     forget,
@@ -21,6 +21,7 @@ from fednet.experiment.rundir import (
 )
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
+from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening
 from fednet.server.growth import with_clients
 from fednet.server.process import host_rounds
@@ -65,6 +66,7 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
         if config.round.open is not None and config.clients < old.clients:
             config = with_clients(config, old.clients)  # which joined while it went on
         check_resumable(old, config)
+        check_gone(old, config, path)
         if (
             (path / "summary.json").exists()
             and config.rounds <= old.rounds
@@ -86,6 +88,22 @@ def check_code(config: Config, code: Path) -> None:
             raise ConfigError(
                 f"--resume: {file} was edited since this run started with {kept}; resume with that "
                 f"version, or start a run under another name (--set name=...)."
+            )
+
+
+def check_gone(old: Config, new: Config, path: Path) -> None:
+    """Raises ConfigError where `round.gone` differs for a round that is over."""
+    before, after = selection.gone_from(old), selection.gone_from(new)
+    if before == after or not (path / "checkpoint" / "manifest.json").exists():
+        return
+    over = read_manifest(path / "checkpoint")[0].round
+    for client in sorted(before.keys() | after.keys()):
+        firsts = {side.get(client) for side in (before, after)}
+        wrong = [first for first in firsts if first is not None and first <= over]
+        if len(firsts) > 1 and wrong:
+            raise ConfigError(
+                f"round.gone: client {client} cannot be taken out or brought back from round "
+                f"{wrong[0]} on: {over} rounds are over; expected {over + 1} or later."
             )
 
 

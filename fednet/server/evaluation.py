@@ -276,7 +276,9 @@ class Evaluator:
         }
         if question.weights_field is not None:
             if model is None:  # a method that has a global model, and gave none
-                self.files.event("not_evaluated", round, clients=evaluated_clients(self.config))
+                self.files.event(
+                    "not_evaluated", round, clients=evaluated_clients(self.config, round)
+                )
                 return {}
             values[question.weights_field] = model
         evaluated = self._ask(round, question(**values), carried, final)

@@ -451,7 +451,7 @@ class Exchanges:
         for them.
         """
         encoded = self.experiment.exact.encode(down)
-        clients, index = tuple(evaluated_clients(self.config)), len(self.method.exchanges)
+        clients, index = tuple(evaluated_clients(self.config, round)), len(self.method.exchanges)
         exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
         exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
         exchange.schedule = Cohort(clients)
