@@ -241,9 +241,9 @@ def connected(
     on_gpu: bool,
     at: Callable[[str, int], None],
 ) -> Clients:
-    """Listens, with the journal of earlier servers taken up. on_gpu: this process computes on one.
-    at(point, round): a point is reached at which a planned fault may strike. Raises ConfigError
-    where `model.sha256` names another model.
+    """Builds what the server talks to its clients with; nobody can connect yet. on_gpu: this
+    process computes on one. at(point, round): a point is reached at which a planned fault may
+    strike. Raises ConfigError where `model.sha256` names another model.
     """
     config, files = experiment.config, records.files
     protocol = made_protocol(experiment, records, endpoint)
@@ -274,8 +274,7 @@ def connected(
     )
     io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, at)
     watch = Watch(files.path, io, how, config.rounds, endpoint.keyring)
-    rules = patience(config, io.inline, endpoint.wide)
-    return Clients(io, rules, watch, sizes, sent, endpoint.alone, endpoint.wide)
+    return Clients(io, protocol.rules, watch, sizes, sent, endpoint.alone, endpoint.wide)
 
 
 def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:

@@ -57,7 +57,9 @@ def _round(args: argparse.Namespace, folder: Path) -> Shown:
     names = _known("workload", args.workload or names, WORKLOADS)
     if args.what != "curve" and args.against:
         workers = args.workers or placement.cores()
-        yield from _against(args, {f"{n}, {workers} workers": ("run", n, workers) for n in names})
+        yield from _against(
+            args, {f"{n}, {workers} workers": ("run", n, workers, {}) for n in names}
+        )
         return
     for name in names:
         record = measure(WORKLOADS[name], args.repeat, folder, args.workers)
@@ -67,10 +69,15 @@ def _round(args: argparse.Namespace, folder: Path) -> Shown:
 def _ways(args: argparse.Namespace, folder: Path) -> Shown:
     names = _known("workload", args.workload or ["W6"], WORKLOADS)
     if args.against:
+        if args.pfl or args.limit:
+            raise ConfigError("--against runs fednet alone, to its end: without --pfl and --limit.")
         runs: dict[str, against.Work] = {}
+        changes = {"rounds": args.rounds}
+        if args.cohort:
+            changes["per_round"] = args.cohort
         for name in names:
-            runs[f"{name}, two workers"] = ("run", name, 2)
-            runs[f"{name}, in one process"] = ("run", name, None)
+            runs[f"{name}, two workers"] = ("run", name, 2, changes)
+            runs[f"{name}, in one process"] = ("run", name, None, changes)
         yield from _against(args, runs)
         return
     for name in names:
@@ -103,7 +110,7 @@ def _replies(args: argparse.Namespace, folder: Path) -> Shown:
 
     if args.against:
         sizes = args.connections or [500]
-        yield from _against(args, {f"{n} connections": ("replies", "", n) for n in sizes})
+        yield from _against(args, {f"{n} connections": ("replies", "", n, {}) for n in sizes})
         return
     for record in replies.bench(args.connections or replies.SIZES, args.repeat, folder):
         yield record, [replies.line(record)]

@@ -20,8 +20,9 @@ from fednet.plain import JsonDict, JsonMapping
 from tests.bench.run import ENVIRONMENT, cell, spread
 
 ROOT = Path(__file__).parents[2]
-# ("run", a workload, its workers or None for one process) or ("replies", "", connections)
-Work = tuple[str, str, int | None]
+# ("run", a workload, its workers or None for one process, what differs from the workload) or
+# ("replies", "", connections, {})
+Work = tuple[str, str, int | None, dict[str, int]]
 # Figures of a run, and what they are called. A version that does not measure one leaves it out.
 FIGURES = {
     "cpu_s": "processor seconds of a round",
@@ -34,16 +35,16 @@ FIGURES = {
     "server_peak_mb": "the server's memory, MB",
 }
 RUN = """
-import json, sys
+import dataclasses, json, sys
 from pathlib import Path
-kind, name, number, folder = json.loads(sys.argv[1])
+kind, name, number, changes, folder = json.loads(sys.argv[1])
 if kind == "replies":
     from tests.bench import replies
     found = replies.measure(number, Path(folder))
 else:  # without torch: the pages of its libraries would be shared with the run's
     from tests.bench import run
     from tests.bench.workloads import WORKLOADS
-    found = run.fednet(WORKLOADS[name], Path(folder), number)
+    found = run.fednet(dataclasses.replace(WORKLOADS[name], **changes), Path(folder), number)
 print(json.dumps(found))
 """
 

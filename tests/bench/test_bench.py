@@ -30,6 +30,7 @@ TINY = replace(WORKLOADS["W6"], clients=4, per_round=2, samples=4, batch_size=2,
         ("round --repeat 0", "expected a whole number of at least 1, got '0'"),
         ("round --workload W1,moon", "unknown workload 'moon'"),
         ("card --part moon", "unknown part 'moon'"),
+        ("ways --against HEAD --limit 9", "--against runs fednet alone"),
         ("moon", "invalid choice: 'moon'"),
     ],
 )
@@ -130,12 +131,17 @@ def test_a_version_is_measured_in_its_own_tree(tmp_path):
     (tmp_path / "tests" / "bench").mkdir(parents=True)
     for package in ("tests", "tests/bench"):
         (tmp_path / package / "__init__.py").touch()
-    told = "def fednet(work, folder, workers): return {'cpu_s': work + workers, 'other': 1}"
+    told = "def fednet(work, folder, workers): return {'cpu_s': work.rounds + workers, 'other': 1}"
     (tmp_path / "tests" / "bench" / "run.py").write_text(told)
-    (tmp_path / "tests" / "bench" / "workloads.py").write_text("WORKLOADS = {'W2': 40}")
-    assert against.measured(tmp_path, ("run", "W2", 2)) == {"cpu_s": 42}
+    (tmp_path / "tests" / "bench" / "workloads.py").write_text(
+        "import dataclasses\n"
+        "Work = dataclasses.make_dataclass('Work', ['rounds'])\n"
+        "WORKLOADS = {'W2': Work(40)}"
+    )
+    assert against.measured(tmp_path, ("run", "W2", 2, {})) == {"cpu_s": 42}
+    assert against.measured(tmp_path, ("run", "W2", 2, {"rounds": 3})) == {"cpu_s": 5}
     with pytest.raises(CannotGoOn, match="KeyError: 'W9'"):
-        against.measured(tmp_path, ("run", "W9", 2))
+        against.measured(tmp_path, ("run", "W9", 2, {}))
 
 
 def test_the_books_that_are_measured_have_a_task_and_a_reply_of_each_client_and_round(tmp_path):
