@@ -228,11 +228,10 @@ def device(run: Run) -> str | None:
     """Returns the devices that trained; a run may be resumed on another. A run whose clients report
     nothing has no lines of clients: its server names them, as a cell is one process.
     """
-    of_clients = {r.device for r in run.lines("clients")}
-    of_server = {
-        e.details["versions"].get("device") for e in run.lines("events") if e.type == "started"
-    }
-    found = of_clients - {None} or of_server - {None}
+    found = {r.device for r in run.lines("clients") if r.device}
+    if not found:
+        started = [e.details["versions"] for e in run.lines("events") if e.type == "started"]
+        found = {versions["device"] for versions in started if versions.get("device")}
     return ", ".join(sorted(found)) or None
 
 

@@ -72,9 +72,9 @@ class Cause:
     who: str
     """The peer, in words."""
     first: float
-    """In seconds since 1970."""
+    """When the first of them was refused, in seconds since 1970."""
     last: float
-    """In seconds since 1970."""
+    """When the last of them was refused, in seconds since 1970."""
     count: int = 0
     told: int = 0
     """How many of them were in lines until now."""

@@ -82,9 +82,9 @@ class File:
     sets: Sequence[str] = ()
     """`key.path=value` texts for the small runs."""
     models: Sequence[str] = ()
-    """The names of those that the file registers."""
+    """The names of the models that the file registers."""
     datasets: Sequence[str] = ()
-    """The names of those that the file registers."""
+    """The names of the datasets that the file registers."""
 
     @cached_property
     def data(self) -> dict[str, Data]:
