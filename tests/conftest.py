@@ -32,6 +32,12 @@ def _forgotten() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def readings() -> None:
+    """Register the methods that stand beside those of the papers' tables."""
+    loading.load_parts([Path(__file__).parents[1] / "configs" / "papers" / "readings.py"])
+
+
 @contextmanager
 def forgotten() -> Iterator[None]:
     """Take away the parts that are registered inside, and count their files as not loaded: other

@@ -21,7 +21,7 @@ not depend on the order of the classes or on which other classes there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -30,12 +30,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fednet.algorithms.base import Count, Fraction, NonNegative, Positive, WeightedConfig
+from fednet.algorithms.base import Count, Positive, WeightedConfig
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.wire.payload import Samples
 
-Match = Literal["dc", "layer"]
+# Takes a stacked gradient to what is compared of it, row by row.
+Compared = Callable[[torch.Tensor], torch.Tensor]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 # Floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative
 # keeps.
@@ -45,32 +46,16 @@ _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, 
 
 
 class Condensation(WeightedConfig):
-    """The options of the condensation. The defaults are FedDC's; FedDC+ has other values of
-    cond_momentum and cond_weight_decay.
-    """
+    """The options of the condensation."""
 
     iterations: Count = 500
     """Iterations K of the condensation of a client's images."""
     cond_lr: Positive = 3.0
     """Learning rate of the condensed images."""
-    cond_momentum: Fraction = 0.0
-    """Momentum of the condensation."""
-    cond_weight_decay: NonNegative = 0.0
-    """Weight decay of the condensation."""
-    clip_v: Positive | None = 1.0
-    """Norm v that the images' gradient is clipped to (Eq. 8); null: no clipping."""
-    match: Match = "dc"
-    """How gradients are compared: dc as in the dataset condensation code, layer as Eq. 6 prints
-    it, one cosine per layer.
-    """
-    init: Literal["noise", "real"] = "noise"
-    """What condensed images start as: noise, or one real image of the class."""
+    clip_v: Positive = 1.0
+    """Norm v that the images' gradient is clipped to (Eq. 8)."""
     real_batch: AtLeastOne = 256
     """Real samples per class in each iteration."""
-    condense: Literal["once", "every"] = "once"
-    """When a client condenses: once, at its first participation, or every time as the paper
-    prints (hours on a CPU).
-    """
     cond_min: AtLeastOne = 1
     """Real samples that a client needs of a class to send an image of it; one image of one
     sample shows that sample.
@@ -82,6 +67,17 @@ def present(class_counts: Sequence[int] | np.ndarray, minimum: int = 1) -> list[
     return [c for c, n in enumerate(class_counts) if n >= max(1, minimum)]
 
 
+# -- what of a gradient is compared by one cosine --------------------------------------------------
+def by_output(g: torch.Tensor) -> torch.Tensor:
+    """Returns (C, out, ...) as (C, out, n): the weights of an output, as the reference does."""
+    return g.flatten(2)
+
+
+def by_layer(g: torch.Tensor) -> torch.Tensor:
+    """Returns (C, out, ...) as (C, 1, n): the weights of a layer, as Eq. 6 prints it."""
+    return g.flatten(1)[:, None]
+
+
 def condense(
     model: nn.Module,
     fresh: Callable[[int], Tensors],
@@ -89,14 +85,19 @@ def condense(
     y: torch.Tensor,
     rng: Callable[[str], np.random.Generator],
     how: Condensation,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    compared: Compared = by_output,
 ) -> tuple[Samples, float]:
     """Condenses (x, y) to one image a class present, with its hard label, in ascending order of
     label.
 
     model: a scratch module, overwritten by each net. fresh(k): the k-th random initialisation. x:
-    (n, c, h, w) float32 model inputs; y: (n,) int64. rng(purpose): the stream of that name. Returns
-    the samples (float32, on the CPU, not clamped) and the mean over classes of D at the last
-    iteration (nan where nothing was condensed).
+    (n, c, h, w) float32 model inputs; y: (n,) int64. rng(purpose): the stream of that name.
+    momentum, weight_decay: of the optimizer of the images. compared: what of a gradient is compared
+    by one cosine. Returns the samples (float32, on the CPU, not clamped) and the mean over classes
+    of D at the last iteration (nan where nothing was condensed).
     """
     counts = torch.bincount(y.cpu()).tolist()
     labels = present(counts, how.cond_min)
@@ -107,11 +108,8 @@ def condense(
     starts = []
     for c in labels:
         draws = rng(f"condense/start/{c}")
-        if how.init == "real":
-            starts.append(real[c][int(draws.integers(len(real[c])))].clone())
-        else:
-            noise = draws.standard_normal(tuple(x.shape[1:]), dtype=np.float32)
-            starts.append(torch.from_numpy(noise).to(x.device))
+        noise = draws.standard_normal(tuple(x.shape[1:]), dtype=np.float32)
+        starts.append(torch.from_numpy(noise).to(x.device))
     batches = {c: rng(f"condense/batch/{c}") for c in labels}
     images = torch.stack(starts)
     targets = torch.tensor(labels, device=x.device)
@@ -138,8 +136,14 @@ def condense(
                 g_real.append(real_gradient(model, matched, batch, c, at_once))
             goal = {name: torch.stack([g[name] for g in g_real]) for name in matched}
             ask = synthetic_batched if batched else synthetic_plain
-            distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
-            images[group], velocity[group] = step(images[group], g, velocity[group], how)
+            distance[group], g = ask(model, matched, images[group], targets[group], goal, compared)
+            g = clipped(g, how.clip_v)
+            if weight_decay:  # after the clipping, as an optimizer adds it
+                g = g + weight_decay * images[group]
+            if momentum:
+                g = momentum * velocity[group] + g
+                velocity[group] = g
+            images[group] = images[group] - how.cond_lr * g
     return Samples(images.cpu(), targets.cpu()), float(distance.cpu().mean())
 
 
@@ -190,7 +194,7 @@ def synthetic_plain(
     images: torch.Tensor,
     labels: torch.Tensor,
     goal: Mapping[str, torch.Tensor],
-    match: Match,
+    compared: Compared,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,);
     dD/dx: shaped as `images`. Both are on the device of `images`.
@@ -205,7 +209,7 @@ def synthetic_plain(
         d = match_distance(
             dict(zip(matched, (t[None] for t in g))),
             {n: t[j : j + 1] for n, t in goal.items()},
-            match,
+            compared,
         )
         gradients.append(torch.autograd.grad(d.sum(), x)[0])
         distances.append(d.detach())
@@ -218,7 +222,7 @@ def synthetic_batched(
     images: torch.Tensor,
     labels: torch.Tensor,
     goal: Mapping[str, torch.Tensor],
-    match: Match,
+    compared: Compared,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees
     another, so the gradient of the sum of D is each one's own.
@@ -230,44 +234,30 @@ def synthetic_batched(
         return F.cross_entropy(functional_call(model, {**w, **rest}, (image[None],)), label[None])
 
     x = images.detach().requires_grad_()
-    d = match_distance(vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, labels), goal, match)
+    d = match_distance(vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, labels), goal, compared)
     return d.detach(), torch.autograd.grad(d.sum(), x)[0]
 
 
-# -- distance and step -----------------------------------------------------------------------------
+# -- distance and clipping -------------------------------------------------------------------------
 def match_distance(
-    a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], match: Match = "dc"
+    a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], compared: Compared = by_output
 ) -> torch.Tensor:
-    """D of Eq. 6 for stacked gradients {name: (C, out, ...)}: (C,), each in 0..2 * rows (dc) or
-    0..2 * layers (layer).
+    """D of Eq. 6 for stacked gradients {name: (C, out, ...)}: (C,), each in 0..2 times the number
+    of rows.
 
     1 - cos, summed; 1e-6 is added to the product of norms, as the reference does, so a row of zeros
     counts 1.
     """
     total = torch.zeros((), device=next(iter(a.values())).device)
     for name in a:
-        u, v = (
-            t.flatten(2) if match == "dc" else t.flatten(1)[:, None] for t in (a[name], b[name])
-        )
+        u = compared(a[name])
+        v = compared(b[name])
         cosine = (u * v).sum(-1) / (u.norm(dim=-1) * v.norm(dim=-1) + 1e-6)
         total = total + (1 - cosine).sum(-1)
     return total
 
 
-def step(
-    x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Condensation
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One SGD step on the stacked images, each clipped by its own norm first (Eq. 8); returns
-    (images, velocity).
-
-    Weight decay is added after the clipping, as an optimizer does; a velocity of zeros makes the
-    first step plain.
-    """
-    if how.clip_v is not None:
-        norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
-        g = torch.where(norm > how.clip_v, g * (how.clip_v / norm), g)
-    if how.cond_weight_decay:
-        g = g + how.cond_weight_decay * x
-    if how.cond_momentum:
-        g = velocity = how.cond_momentum * velocity + g
-    return x - how.cond_lr * g, velocity
+def clipped(g: torch.Tensor, v: float) -> torch.Tensor:
+    """Returns the stacked images' gradients, each with a norm of at most v (Eq. 8)."""
+    norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
+    return torch.where(norm > v, g * (v / norm), g)

@@ -15,13 +15,17 @@ What the paper leaves open:
 - v is 1, images start as noise, and a real batch has 256 images: measured, or taken from the
   reference code of the matching.
 - The paper condenses at every participation. D_i does not change, so a client here condenses once
-  and uploads the same S_i each time. `condense: every` does as printed, which takes hours on a CPU.
+  and uploads the same S_i each time.
+- D compares gradients output by output, as the reference code of the matching does. Eq. 6 prints
+  one cosine a layer.
 - S is not balanced if some clients lack classes; all images count the same.
 - The fine-tuning batch is larger than |S| = 100, so that an epoch is one full-batch step, as Eq. 7
   says. Its learning rate is the clients' unless it is set.
 
 If a client has one image of a class, S_i shows that image recognisably (docs/runs.md): `cond_min`
 leaves out the classes of which a client has fewer images.
+
+configs/papers/readings.py has Eq. 6, and a condensation at every participation, as subclasses.
 """
 
 import functools
@@ -88,15 +92,18 @@ class FedDC(Algorithm):
     # -- client ------------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
         y = host.train(down.x)
-        if client.y is None or self.config.condense == "every":
+        if client.y is None:
             # From random streams of its own and untrained nets: S_i does not depend on w^t.
-            model = host.model(host.initial)
             fresh = functools.partial(host.fresh, "condense")
             with host.drawing("condense/draws"):
-                s, distance = condense(model, fresh, *host.data, host.rng, self.config)
+                s, distance = self.condense(host.model(host.initial), fresh, *host.data, host.rng)
             host.report(condensation_distance=distance)
             client = self.Client(x=s.x, y=s.y)
         return client, self.Up(x=y.x, s=Samples(client.x, client.y), run=y.run)
+
+    def condense(self, *given):
+        """Calls `condensation.condense` with these arguments and the method's settings."""
+        return condense(*given, self.config)
 
     # -- server ------------------------------------------------------------------------------------
     def accumulate(self, accumulator, server, client_id, up, host):
@@ -125,4 +132,11 @@ class FedDCPlus(FedDC):
 
     class Config(FedDC.Config):
         cond_momentum: Fraction = 0.9
+        """Momentum of the condensation."""
         cond_weight_decay: NonNegative = 4e-5
+        """Weight decay of the condensation."""
+
+    def condense(self, *given):
+        momentum = self.config.cond_momentum
+        weight_decay = self.config.cond_weight_decay
+        return condense(*given, self.config, momentum=momentum, weight_decay=weight_decay)

@@ -1,7 +1,7 @@
 """FedRDS: Lv et al., "FedRDS: Federated Learning on Non-IID Data via Regularization and Data
 Sharing", Applied Sciences 13(23):12962, 2023 (doi:10.3390/app132312962), Algorithm 1.
 
-w^t      global model                   v_k  client k's model after its last participation
+w^t      global model
 D'       the server's share beta of the training data (`data.public.fraction`)
 alpha    the part of D' that each client gets, once
 sigma_k  the weight of the regulariser; constant through a round
@@ -9,24 +9,19 @@ sigma_k  the weight of the regulariser; constant through a round
     loss = CE + sigma_k / 2 ||w - w^t||^2,  over private and shared samples
 
 What the paper leaves open:
-- sigma_k. Eq. 4 has sigma_k = exp(s cos(v_k, w^t)), in [0.37, 2.72], but section 4.7 tunes a fixed
-  sigma and finds 0.01 best; both cannot hold. `sigma_mode: fixed`, the default, is that constant,
-  sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
-  and 0.9999, so that sigma_k hardly changes: it is about 2.7 with `eq4` and 0.027 with `scaled`.
-- s is `sigma_sign`: +1 as printed; with -1, clients whose model differs more are pulled harder. At
-  a client's first participation v_k = w^t, so cos = 1.
-- Clients share "the same data" in the paper, which may mean one draw for all clients
-  (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
+- sigma_k. Eq. 4 has sigma_k = exp(cos(v_k, w^t)), in [0.37, 2.72], v_k being client k's model after
+  its last participation. But section 4.7 tunes a fixed sigma and finds 0.01 best; both cannot hold.
+  Here it is that constant, sigma0. In runs cos stays between 0.947 and 0.9999, so that sigma_k of
+  Eq. 4 hardly changes: it is about 2.7.
+- Clients share "the same data" in the paper, which may mean one draw for all clients, or draws from
+  one pool, as here: each client has a draw of its own.
 - n_k in the mean (Eq. 9) counts shared samples too.
 - The "pre-trained model" of step 3 is trained for `pretrain_epochs` on D' at the server, none by
   default: the paper does not say on what, nor how long. `model.weights` can name another model.
 
-The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma_mode:
-fixed` with `sigma0: 0` is data sharing alone.
+The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma0: 0`
+is data sharing alone. configs/papers/readings.py has Eq. 4 and one draw for all as subclasses.
 """
-
-import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -42,9 +37,7 @@ PRETRAIN_BATCH = 64
 
 @algorithm("fedrds")
 class FedRDS(Algorithm):
-    """A shared part of the data at every client, and a pull to the global model that follows the
-    client's drift.
-    """
+    """A shared part of the data at every client, and a pull to the global model."""
 
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     uses_public = True
@@ -52,16 +45,8 @@ class FedRDS(Algorithm):
     class Config(WeightedConfig):
         alpha: Fraction = 0.5
         """Share of the server's samples D' that each client gets once."""
-        sigma_mode: Literal["fixed", "eq4", "scaled"] = "fixed"
-        """The regulariser's weight sigma_k: fixed: sigma0; eq4: exp(s cos(v_k, w^t)); scaled:
-        sigma0 times that.
-        """
         sigma0: NonNegative = 0.01
-        """The constant in sigma_k; 0 with fixed: no regulariser."""
-        sigma_sign: Literal[1, -1] = 1
-        """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
-        shared_draw: Literal["random", "same"] = "random"
-        """random: each client gets its own draw of D'; same: all get the same."""
+        """The regulariser's weight sigma_k; 0: no regulariser."""
         pretrain_epochs: Count = 0
         """Epochs for which the server trains the first model on D' (step 3)."""
 
@@ -73,7 +58,6 @@ class FedRDS(Algorithm):
         draw: int = 0  # key of the clients' draws from D'
 
     class Client(State):
-        v: Tensors | None = None
         x: Inputs | None = None  # shared samples, raw: (n, ...) or a dict
         y: torch.Tensor | None = None
 
@@ -93,8 +77,7 @@ class FedRDS(Algorithm):
         if host.public is None:
             return None
         x, y = host.public.train
-        whose = -1 if self.config.shared_draw == "same" else client_id
-        draws = seeds.rng(server.draw, "shared/rows", client=whose)  # whenever the client joins
+        draws = seeds.rng(server.draw, "shared/rows", client=client_id)  # whenever it joins
         rows = draws.choice(len(y), part_of(self.config.alpha, len(y)), replace=False)
         which = torch.from_numpy(np.sort(rows))
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
@@ -110,23 +93,13 @@ class FedRDS(Algorithm):
 
     # -- a round -----------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
-        sigma = self.sigma(client.v, down.x)
+        sigma = self.sigma(client, down.x)
         host.report(sigma=sigma)
         more = None if client.y is None else Samples(client.x, client.y)
         # Local gradient: grad l_k + sigma (w - w^t).
         y = host.train(down.x, proximal=sigma, more=more)
-        return client.replace(v=y.x), self.Up(x=y.x, run=y.run)
+        return client, self.Up(x=y.x, run=y.run)
 
-    def sigma(self, v: Tensors | None, w: Tensors) -> float:
-        """sigma_k of this round. The cosine is over all parameters, in float64; 0 where either
-        model is zero.
-        """
-        c = self.config
-        if c.sigma_mode == "fixed":
-            return c.sigma0
-        cosine = 1.0
-        if v is not None:
-            norms = v.norm() * w.norm()
-            cosine = min(1.0, max(-1.0, v.dot(w) / norms)) if norms else 0.0
-        factor = math.exp(c.sigma_sign * cosine)
-        return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
+    def sigma(self, client, w):
+        """Returns sigma_k of this round, in which w is the global model."""
+        return self.config.sigma0

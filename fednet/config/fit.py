@@ -134,7 +134,8 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
         meant = before + close
     else:  # a known key in the wrong section
         meant = next((home for home in homes().get(low, []) if home != full), full)
-    if way := foreign()["ways"].get(low):
+    ways = foreign()["ways"]
+    if way := ways.get(before + low, ways.get(low)):
         hint = f". {way}"
     elif meant != full:
         hint = f". Did you mean {meant}?"

@@ -28,10 +28,7 @@ PERSONAL = (
 OWN = {
     "seed": "--seeds says with which seeds a table is run",
     "name": "a run's name says which cell it is",
-    **dict.fromkeys(
-        ("algorithm", "algorithm.name"),
-        "each cell has its own method; --set algorithm.KEY=VALUE changes a key of them",
-    ),
+    "algorithm": "each cell has its own method; --set algorithm.KEY=VALUE changes a key of them",
 }
 EVALUATIONS = 20  # in a run of which only the end is in the table
 
@@ -105,6 +102,14 @@ def plan(asked: argparse.Namespace) -> Reproduction:
     if asked.scale == "mini":
         cells = _distinct([mini(c) for c in cells])
     cells = [replace(c, config=_evaluated(c, asked.scale)) for c in cells]
+    for text in asked.set:
+        if (
+            text.partition("=")[0].strip() == "algorithm.name"
+            and len({c.method for c in cells}) > 1
+        ):
+            raise ConfigError(
+                f"--set {text}: each cell has its own method; --only names one of them."
+            )
     if asked.set or asked.load:
         built = [load(c.config, asked.set, asked.load, c.name) for c in cells]
         cells = [replace(c, config=to_mapping(config)) for c, config in zip(cells, built)]

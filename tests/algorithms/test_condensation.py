@@ -12,11 +12,7 @@ from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms import condensation
-from fednet.algorithms.condensation import (
-    Condensation,
-    condense,
-    present,
-)
+from fednet.algorithms.condensation import Condensation, by_layer, condense, present
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
@@ -62,24 +58,22 @@ def rng(purpose):
     return seeds.rng(7, purpose)
 
 
-def run(plan=REDUCED, xy=None, rng=rng, **options):
+def run(plan=REDUCED, xy=None, rng=rng, how=None, **options):
     x, y = data() if xy is None else xy
-    return condense(Conv(**options), lambda k: fresh(k, **options), x, y, rng, plan)[0]
+    net = Conv(**options)
+    return condense(net, lambda k: fresh(k, **options), x, y, rng, plan, **(how or {}))[0]
 
 
-def plainly(x, y, plan, **options):
+def plainly(x, y, plan, how, **options):
     """Algorithm 1 as it is written: for each net one pass over real and one over synthetic images.
     Class by class, as each has random streams of its own.
     """
     net, images = Conv(**options).train(), []
     for c in y.unique().tolist():
         real, start, batches = x[y == c], rng(f"condense/start/{c}"), rng(f"condense/batch/{c}")
-        if plan.init == "real":
-            image = real[int(start.integers(len(real)))][None].clone()
-        else:
-            image = torch.from_numpy(start.standard_normal((1, *x.shape[1:]), dtype=np.float32))
-        decay = {"momentum": plan.cond_momentum, "weight_decay": plan.cond_weight_decay}
-        sgd = torch.optim.SGD([image.requires_grad_()], plan.cond_lr, **decay)
+        image = torch.from_numpy(start.standard_normal((1, *x.shape[1:]), dtype=np.float32))
+        optimizer = {k: v for k, v in how.items() if k != "compared"}
+        sgd = torch.optim.SGD([image.requires_grad_()], plan.cond_lr, **optimizer)
         for k in range(plan.iterations):
             fresh(k, **options).into(net)
             weights, batch = [p for p in net.parameters() if p.dim() > 1], real
@@ -91,14 +85,14 @@ def plainly(x, y, plan, **options):
             loss = F.cross_entropy(net(image), labels[:1])
             d = torch.zeros(())
             for a, b in zip(torch.autograd.grad(loss, weights, create_graph=True), g_real):
-                if plan.match == "dc":
-                    a, b = a.flatten(1), b.flatten(1)
-                else:
+                if "compared" in how:  # by layer
                     a, b = a.flatten()[None], b.flatten()[None]
+                else:
+                    a, b = a.flatten(1), b.flatten(1)
                 norms = a.norm(dim=1) * b.norm(dim=1)
                 d = d + (1 - (a * b).sum(1) / (norms + 1e-6)).sum()
             image.grad = torch.autograd.grad(d, image)[0]
-            if plan.clip_v is not None and image.grad.norm() > plan.clip_v:
+            if image.grad.norm() > plan.clip_v:
                 image.grad *= plan.clip_v / image.grad.norm()
             sgd.step()
         images.append(image.detach())
@@ -106,24 +100,29 @@ def plainly(x, y, plan, **options):
 
 
 @pytest.mark.parametrize(
-    ("plan", "batch_norm"),
+    ("plan", "how", "batch_norm"),
     [
-        (Condensation(iterations=10, real_batch=32, clip_v=0.1), False),
+        (Condensation(iterations=10, real_batch=32, clip_v=0.1), {}, False),
         (
-            Condensation(iterations=10, real_batch=32, cond_momentum=0.9, cond_weight_decay=4e-5),
+            Condensation(iterations=10, real_batch=32),
+            {"momentum": 0.9, "weight_decay": 4e-5},
             False,
         ),
-        (Condensation(iterations=10, real_batch=64, match="layer", cond_lr=0.5), False),
-        (Condensation(iterations=10, real_batch=32, init="real", clip_v=None, cond_lr=0.1), False),
+        (
+            Condensation(iterations=10, real_batch=64, cond_lr=0.5),
+            {"compared": by_layer},
+            False,
+        ),
         # By the batch, not by the running statistics of a net never run.
-        (Condensation(iterations=5, real_batch=32), True),
+        (Condensation(iterations=5, real_batch=32), {}, True),
     ],
 )
-def test_it_gives_what_the_plain_loop_gives(plan, batch_norm):
+def test_it_gives_what_the_plain_loop_gives(plan, how, batch_norm):
     x, y = data()
-    got = run(plan, (x, y), batch_norm=batch_norm)
-    assert torch.allclose(got.x, plainly(x, y, plan, batch_norm=batch_norm), rtol=1e-4, atol=2e-4)
-    begun = run(Condensation(iterations=0, init=plan.init), (x, y))
+    got = run(plan, (x, y), how=how, batch_norm=batch_norm)
+    plain = plainly(x, y, plan, how, batch_norm=batch_norm)
+    assert torch.allclose(got.x, plain, rtol=1e-4, atol=2e-4)
+    begun = run(Condensation(iterations=0), (x, y))
     assert (got.x - begun.x).abs().max() > 0.05  # it went somewhere
 
 

@@ -11,7 +11,6 @@ from tests.algorithms.harness import Federation, close, images, same
 
 TRAIN = {"epochs": 2, "momentum": 0.9, "weight_decay": 1e-4}
 PARTIAL = [[0, 2], [1, 2, 3], [0, 3]]
-NO_PULL = {"sigma_mode": "fixed", "sigma0": 0.0}
 CHEAP = {"iterations": 2, "real_batch": 8}
 
 
@@ -33,9 +32,9 @@ def all_close(one, two, tolerance=1e-6):
     [
         ("fedprox", {"mu": 0.0}),
         ("moon", {"mu": 0.0}),
-        ("fedrds", {**NO_PULL, "alpha": 0.0}),
+        ("fedrds", {"sigma0": 0.0, "alpha": 0.0}),
         ("feddc", {"ft_epochs": 0, **CHEAP}),
-        ("feddcplus", {"ft_epochs": 0, "condense": "every", **CHEAP}),
+        ("feddcplus-every", {"ft_epochs": 0, **CHEAP}),
         ("fedper", {"personal_layers": 0}),
         ("lgfedavg", {"global_layers": "all"}),
         ("fedbn", {}),  # of a model without batch normalisation
@@ -46,6 +45,7 @@ def all_close(one, two, tolerance=1e-6):
         ("feddf", {"distill_epochs": 0}),
     ],
 )
+@pytest.mark.usefixtures("readings")
 def test_is_fedavg_to_the_bit(name, options, cohorts):
     f = fed()
     assert all_same(f.run(name, cohorts=cohorts, **options), f.run("fedavg", cohorts=cohorts))
@@ -74,7 +74,7 @@ UNIFORM = {"weighting": "uniform"}
 ALIKE = {"data": images(40), "parts": [range(40)] * 4, "train": {"batch_size": 40, "epochs": 3}}
 FIRST = {"rounds": 1}
 LACKING = {"parts": [[i for i, y in enumerate(images()[1]) if y != k] for k in range(4)]}
-FIXED = {"sigma_mode": "fixed", "sigma0": 0.3}
+FIXED = {"sigma0": 0.3}
 
 
 @pytest.mark.parametrize(

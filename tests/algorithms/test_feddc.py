@@ -30,10 +30,21 @@ def average(f):
 
 
 def test_feddc_plus_differs_in_the_optimizer_of_the_condensation():
-    one, other = FedDC.Config(), FedDCPlus.Config()
-    assert (one.cond_momentum, one.cond_weight_decay) == (0.0, 0.0)
-    changed = msgspec.structs.replace(one, cond_momentum=0.9, cond_weight_decay=4e-5)
-    assert msgspec.to_builtins(other) == msgspec.to_builtins(changed)
+    one = msgspec.to_builtins(FedDC.Config())
+    optimizer = {"cond_momentum": 0.9, "cond_weight_decay": 4e-5}
+    assert msgspec.to_builtins(FedDCPlus.Config()) == one | optimizer
+    images = fed().rounds(1).ups[1].s.x
+    without = dict.fromkeys(optimizer, 0.0)
+    assert torch.equal(fed("feddcplus", **without).rounds(1).ups[1].s.x, images)
+    for key, value in optimizer.items():
+        changed = fed("feddcplus", **{**without, key: value}).rounds(1).ups[1].s.x
+        assert not torch.equal(changed, images)
+
+
+@pytest.mark.usefixtures("readings")
+def test_a_cosine_a_layer_makes_other_images_than_one_an_output():
+    images = fed().rounds(1).ups[1].s.x
+    assert not torch.equal(fed("feddc-layer").rounds(1).ups[1].s.x, images)
 
 
 def test_images_condensed_through_nets_that_draw_are_the_same_each_time_and_whoever_comes_before():
@@ -62,13 +73,14 @@ def test_a_client_sends_one_image_a_class_it_has_and_its_bytes_are_predicted(min
     assert f.algorithm.sizes(FedDC.Down, facts) == {}
 
 
+@pytest.mark.usefixtures("readings")
 def test_once_sends_the_same_images_again_and_every_makes_new_ones():
     f = fed().rounds(1)
     first = f.ups[1].s
     f.rounds(1)
     assert f.ups[1].s.x is first.x
     assert same(f.ups[1].x, f.locals[1])
-    g = fed(condense="every").rounds(1)
+    g = fed("feddc-every").rounds(1)
     assert torch.equal(g.ups[1].s.x, first.x)
     assert not torch.equal(g.rounds(1).ups[1].s.x, first.x)
 

@@ -9,16 +9,16 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
+from fednet import registry
 from fednet.algorithms.base import Samples
 from fednet.algorithms.fedrds import FedRDS
 from tests.algorithms.harness import begun, same
 from tests.algorithms.reference import LR, Reference, agrees
 
-FIXED_0 = {"sigma_mode": "fixed", "sigma0": 0}
 
-
+@pytest.mark.usefixtures("readings")
 def test_sigma_comes_from_the_model_after_the_last_participation():
-    f = begun("fedrds", sigma_mode="eq4").rounds(1, (0, 1))
+    f = begun("fedrds-eq4").rounds(1, (0, 1))
     assert f.hosts[0].reported["sigma"] == pytest.approx(math.e)
     v = f.clients[0].v
     assert same(v, f.ups[0].x)
@@ -30,13 +30,19 @@ def test_sigma_comes_from_the_model_after_the_last_participation():
     assert f.hosts[0].reported["sigma"] < math.e
 
 
-def test_a_scaled_sigma_follows_the_angle_too():
+@pytest.mark.usefixtures("readings")
+@pytest.mark.parametrize(("name", "factor"), [("fedrds-eq4", 1.0), ("fedrds-scaled", 0.5)])
+def test_sigma_follows_the_angle(name, factor):
     w = begun("fedavg").server.x
-    method = FedRDS(FedRDS.Config(sigma_mode="scaled", sigma0=0.5))
-    assert method.sigma(None, w) == pytest.approx(0.5 * math.e)
-    assert method.sigma(-w, w) == pytest.approx(0.5 / math.e, rel=1e-6)
-    turned = FedRDS(FedRDS.Config(sigma_mode="eq4", sigma_sign=-1))
-    assert turned.sigma(-w, w) == pytest.approx(math.e, rel=1e-6)
+    kind = registry.algorithm.get(name)
+    method = kind(kind.Config(sigma0=0.5))
+    assert method.sigma(kind.Client(), w) == pytest.approx(factor * math.e)
+    assert method.sigma(kind.Client(v=-w), w) == pytest.approx(factor / math.e, rel=1e-6)
+
+
+def test_sigma_is_a_constant_that_no_state_of_a_client_changes():
+    f = begun("fedrds", sigma0=0.3).rounds(2)
+    assert {host.reported["sigma"] for host in f.hosts.values()} == {0.3}
 
 
 def test_the_pull_is_that_of_sigma():
@@ -60,17 +66,17 @@ def test_each_client_gets_its_part_of_the_public_set_once_and_trains_on_it():
     assert FedRDS.Up.kinds() == {"state", "statistics"}
 
 
+@pytest.mark.usefixtures("readings")
 def test_a_draw_is_a_client_s_own_or_the_same_for_all_whenever_a_client_joins():
-    def rows(late, **options):
-        f = begun("fedrds", **options)
+    def rows(late, name="fedrds"):
+        f = begun(name)
         f = f.rounds(1, (0, 1)).rounds(1, (2, 3)) if late else f.rounds(1)
         return [f.enrolments[i].samples.x for i in range(4)]
 
     assert all(map(torch.equal, rows(True), rows(False)))
     assert not torch.equal(*rows(False)[:2])
-    assert all(
-        torch.equal(a, rows(False, shared_draw="same")[0]) for a in rows(True, shared_draw="same")
-    )
+    first = rows(False, "fedrds-one-draw")[0]
+    assert all(torch.equal(own, first) for own in rows(True, "fedrds-one-draw"))
 
 
 def test_shared_samples_are_pairs_of_the_public_set_none_twice():
@@ -84,7 +90,7 @@ def test_shared_samples_are_pairs_of_the_public_set_none_twice():
 
 
 def test_data_sharing_alone_is_fedavg_on_private_and_shared_samples():
-    f = begun("fedrds", **FIXED_0, normalise=lambda x, _: x / 2).rounds(1)
+    f = begun("fedrds", sigma0=0, normalise=lambda x, _: x / 2).rounds(1)
     x, y = f.host(3).data
     more = f.enrolments[3].samples
     host = f.host(3)

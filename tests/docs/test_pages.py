@@ -62,13 +62,14 @@ def test_every_option_of_every_part_has_a_text(section, some):
     assert [path for path, o in found.items() if not o.about] == []
 
 
+@pytest.mark.usefixtures("readings")
 def test_options_that_a_method_inherits_have_the_inherited_texts():
     found = options("algorithm")
-    # FedDC+ has FedDC's options, and its own text is the inherited one
-    inherited, own = ({o.path: o for o in found[name]} for name in ("feddc", "feddcplus"))
-    assert own["iterations"] == inherited["iterations"]
-    assert (own["cond_momentum"].default, inherited["cond_momentum"].default) == ("0.9", "0.0")
-    assert own["cond_momentum"].about == inherited["cond_momentum"].about
+    names = ("scaffold", "scaffold-niidbench")
+    inherited, own = ({o.path: o for o in found[name]} for name in names)
+    assert own["option"] == inherited["option"]
+    assert (own["weighting"].default, inherited["weighting"].default) == ("samples", "uniform")
+    assert own["weighting"].about == inherited["weighting"].about
 
 
 def test_options_of_a_users_own_parts_are_listed_with_their_texts(tmp_path, capsys):

@@ -83,7 +83,7 @@ def test_a_setting_is_met_by_whole_words(table, words, found):
         (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"),
         (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
         (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "its own method"),
-        (["feddpc/table2", "--set", "algorithm.name=fedavg"], "its own method"),
+        (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--only names one of them"),
         (["feddpc/table2", "--plan", "--set", "train.momentun=0"], "Did you mean train.momentum"),
         (["feddpc/table2", "--gather", "--set", "train.lr=high"], "expected a float > 0"),
     ],

@@ -429,10 +429,11 @@ def test_fedrods_personal_files_hold_its_personal_head_too(tmp_path):
         assert int((outputs.argmax(1) == y).sum()) == row["correct_personal"]
 
 
+@pytest.mark.usefixtures("readings")
 @pytest.mark.parametrize("judging", ["none", "auto"])
 def test_what_a_method_reports_of_a_client_is_in_its_line(tmp_path, judging):
     data = {"public": {"fraction": 0.2}}
-    method = {"name": "fedrds", "sigma_mode": "scaled"}
+    method = {"name": "fedrds-scaled"}
     changes = merged(SOME, {"algorithm": method, "data": data, "evaluate": {"clients": judging}})
     directory = run(tmp_path, **changes)
     rows = [row for row in lines(directory / "clients.jsonl") if not row.get("final")]

@@ -115,12 +115,13 @@ def test_a_mean_over_all_clients_is_divided_by_their_new_number(method, field):
             {"privacy": {"secagg": {"protocol": "secagg", "max_samples": 20}}},
             "privacy.secagg.protocol: a round that",
         ),
-        (5, {"algorithm": {"name": "scaffold", "variates": "random"}}, "algorithm.variates: no"),
+        (5, {"algorithm": {"name": "scaffold-random"}}, "algorithm.name: no client can join"),
         (5, {"train": {"per_client": {"1/2": {"epochs": 2}}}}, "train.per_client: it would be"),
         (5, {"faults": {"malicious": {"clients": 0.4}}}, "faults.malicious.clients: it would be"),
         (5, {"evaluate": {"held_out": 0.3}}, "evaluate.held_out: it would be another for client"),
     ],
 )
+@pytest.mark.usefixtures("readings")
 def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, clients, given, says):
     first = changes(tmp_path / "data", rounds=1, **given)
     directory = run(tmp_path / "run", **first)
@@ -133,9 +134,10 @@ def test_clients_do_not_join_where_the_earlier_ones_would_change(tmp_path, clien
     assert len(hashes(directory)) == 2
 
 
+@pytest.mark.usefixtures("readings")
 def test_a_run_whose_method_lets_no_client_join_is_not_open(tmp_path):
-    method = {"algorithm": {"name": "scaffold", "variates": "random"}}
-    with pytest.raises(ConfigError, match=r"algorithm.variates: no client can join the run"):
+    method = {"algorithm": {"name": "scaffold-random"}}
+    with pytest.raises(ConfigError, match=r"algorithm.name: no client can join the run"):
         run(tmp_path, **changes(tmp_path / "data", round={"open": 4}, **method))
 
 
