@@ -142,6 +142,15 @@ def test_what_could_not_leave_is_in_no_row() -> None:
     assert (rows, book.open, book.crossed) == ([], {}, {"up": 0, "down": 0})
 
 
+def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> None:
+    first, second = crossed(*TASK, 100, envelope=30), crossed(*TASK, 70, envelope=20)
+    undone = Undone(second.name, 20, {"state": 70}, 70)
+    _, rows = fold([first, second, undone, Spent(first.name)])
+    assert [(r["kinds"], r["envelope"], r["bytes"], r["raw_bytes"]) for r in rows] == [
+        ({"state": 100}, 30, 130, 100)
+    ]
+
+
 # -- several servers -------------------------------------------------------------------------------
 # Each case: what the servers before the last one did, what the last one did, the rows that the
 # verdict writes, and the useful bytes of the round. Server n is started by `Started(n, 1)`.
