@@ -56,6 +56,39 @@ def test_help_and_lists_import_nothing_heavy_and_sgd_no_compiler():
     subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, timeout=120, check=True)
 
 
+PLAIN = """
+import sys
+import torch
+of_torch = set(sys.modules)
+from fednet.cli import main
+words = ["run", "--out", sys.argv[1], "--quiet", "--set", "rounds=1", "--set", "report=false"]
+assert main.main([*words, *sys.argv[2:]]) == 0
+print(*sorted(set(sys.modules) - of_torch))
+"""
+# What is imported where a run asks for it: masks, schedules without rounds, metrics, pages and
+# figures, compilers, readers of data.
+ASKED_FOR = """
+fednet.algorithms.secure fednet.secagg cryptography fednet.server.asynchronous fednet.cli.metrics
+fednet.serve http.server html prometheus_client fednet.report.page jinja2 matplotlib PIL
+torch._dynamo torch._inductor torch.distributed.nn sympy torchvision pandas scipy datasets
+zstandard dp_accounting ray
+"""
+
+
+def test_a_plain_run_imports_only_what_it_is_configured_with(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(tmp_path), "--in-process"],
+        cwd=ROOT,
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = set(done.stdout.split())
+    assert "fednet.server.process" in found
+    assert found.isdisjoint(ASKED_FOR.split())
+
+
 REPORTS = """
 import sys
 from fednet.cli import main

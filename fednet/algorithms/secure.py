@@ -18,11 +18,10 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, ClassVar, get_type_hints
 
-import msgspec
 import numpy as np
 import torch
 
-from fednet import registry, seeds
+from fednet import seeds
 from fednet.algorithms.base import (
     Algorithm,
     ClientHost,
@@ -282,15 +281,6 @@ def plan_sums(
         raise ConfigError(f"privacy.secagg: {wrong}.")
     method.terms = terms
     method.point = point
-
-
-def made(config: Config) -> Algorithm:
-    """Makes the method of a configuration, under secure aggregation if that asks for it."""
-    kind = registry.algorithm.get(config.algorithm.name)
-    section = config.privacy.secagg
-    if section.protocol != "none":
-        kind = secured(kind, section)
-    return kind(msgspec.convert(config.algorithm.options, kind.Config), config.clients)
 
 
 def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:

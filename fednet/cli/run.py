@@ -80,11 +80,12 @@ def run(args: argparse.Namespace) -> int:
 def hosting(args: argparse.Namespace, data: Path | None) -> Hosting:
     """How a server runs, as `run_arguments` describe it, with its display."""
     from fednet.cli.display import Display
-    from fednet.cli.metrics import Metrics
     from fednet.server.watch import Hosting
 
     display = Display(args.quiet)
     if args.metrics is not None:
+        from fednet.cli.metrics import Metrics
+
         display = Metrics(args.metrics, args.quiet)
     until = None if args.until is None else time.monotonic() + args.until
     return Hosting(display, args.command, args.device, data, until)

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,9 @@ from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.privacy import Question, accounting, epsilon
 from fednet.files import alone, line, named, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
-from fednet.secagg import SecureClient, Terms
+
+if TYPE_CHECKING:
+    from fednet.secagg import SecureClient, Terms
 
 
 class Book:
@@ -225,6 +227,8 @@ class Secrets(SiteAccount):
                 )
             for other in [c for c, (r, _) in self._machines.items() if r < round_number]:
                 del self._machines[other]
+            from fednet.secagg import SecureClient
+
             machine = SecureClient(terms, client)
             self._machines[client] = round_number, machine
             return machine

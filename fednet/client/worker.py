@@ -19,8 +19,8 @@ import msgspec
 import torch
 
 from fednet import seeds
+from fednet.algorithms.making import is_secure
 from fednet.algorithms.returned import finite
-from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State, fingerprints
 from fednet.client import evaluation
 from fednet.client.books import Answers, Secrets
@@ -294,7 +294,7 @@ class Worker:
                     question = privacy.Question.of(config, self.store.root.name, task, record, body)
                     own = privacy.at_client(config)
                     up = privacy.protect(up, x, own, self._noise, question, self._account)
-                if isinstance(method, Secure):
+                if is_secure(method):
                     up = method.masked(key.phase, up, down, x, host)
 
                 turn("encoding")

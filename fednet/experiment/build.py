@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
-from fednet.algorithms.secure import Secure, made, plan_sums
+from fednet.algorithms.making import is_secure, made
 from fednet.config import Config, parts
 from fednet.data import augment, division, loading
 from fednet.data.base import Data
@@ -203,7 +203,7 @@ class Experiment:
                 "counts": len(EVALUATED_MODELS) * 2 * self.setting.counts_width * 8,
                 "losses": len(EVALUATED_MODELS) * 8,
             }
-        if isinstance(self.algorithm, Secure):
+        if is_secure(self.algorithm):
             return self.algorithm.most(payload, round)
         if not self.sized_by_client:
             # Nothing is left open. Counting a client's classes would be slow.
@@ -235,7 +235,7 @@ class Experiment:
     def sized_by_client(self) -> bool:
         """Returns whether the payloads of clients may differ in size."""
         own = type(self.algorithm).sizes is not Algorithm.sizes
-        return own or isinstance(self.algorithm, Secure)
+        return own or is_secure(self.algorithm)
 
     @property
     def predictable(self) -> bool:
@@ -387,7 +387,9 @@ def _fitted(
                 f"whose heads get as many."
             )
     shared = setting.shared
-    if isinstance(algorithm, Secure):
+    if is_secure(algorithm):
+        from fednet.algorithms.secure import plan_sums
+
         held = None if federation is None else federation.parts
         cohort = functools.partial(selection.cohort, config)
         plan_sums(config, algorithm, shared, cohort, held)

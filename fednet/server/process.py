@@ -18,7 +18,6 @@ from fednet.experiment.rundir import log_to, resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading
-from fednet.server.asynchronous import Updates
 from fednet.server.clients import connected
 from fednet.server.conditions import Conditions
 from fednet.server.endpoint import Endpoint
@@ -39,7 +38,11 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     its clients; its transport is closed at the end. Raises ClientsJoin where it has to start again
     with more clients.
     """
-    engine = Rounds if config.schedule.mode == "sync" else Updates
+    engine = Rounds
+    if config.schedule.mode != "sync":
+        from fednet.server.asynchronous import Updates
+
+        engine = Updates
     with stop_raises():
         switches = determinism.set_switches(config.train)
         logs = log_to(directory / "log" / "server.log")

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import torch
 
 from fednet.algorithms.base import State
-from fednet.algorithms.secure import Secure
+from fednet.algorithms.making import is_secure
 from fednet.buffers import collect_in_time
 from fednet.capacity import give_back_freed
 from fednet.config import Config
@@ -548,7 +548,7 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
     alike = not experiment.sized_by_client
     for client in clients[:1] if alike else clients:
         whose, exact = clients if alike else [client], None
-        if isinstance(method, Secure):
+        if is_secure(method):
             exact = method.exact(open.before.server, open.round, client)
         enrolled = sum([open.asked[c].enrolled for c in whose])
         evaluated = sum([open.asked[c].spec.judge for c in whose])
