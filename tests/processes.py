@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fednet.launch.parent import die_with_parent
+from fednet.capacity import die_with_parent
 from tests.books import each
 
 ROOT = Path(__file__).resolve().parents[1]

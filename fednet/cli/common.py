@@ -185,9 +185,12 @@ def bind_arguments(parser: argparse.ArgumentParser) -> None:
     path_argument(parser, "--keys", "folder of the server's keys")
 
 
-def configured(args: argparse.Namespace) -> Config:
+def configured(
+    args: argparse.Namespace, typed: Callable[[Config], None] = lambda config: None
+) -> Config:
     """The configuration of a command line; without CONFIG, all defaults. With --resume, CONFIG may
-    be a run's directory: then its configuration, its folder and its name are used.
+    be a run's directory: then its configuration, its folder and its name are used. typed: see
+    `config.load`.
     """
     from fednet.config import load
 
@@ -208,7 +211,7 @@ def configured(args: argparse.Namespace) -> Config:
             f"{args.config} is a folder without a config.yaml; expected a configuration, or with "
             f"--resume the directory of a run."
         )
-    return load(args.config, args.set, args.load)
+    return load(args.config, args.set, args.load, typed=typed)
 
 
 def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,10 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.buffers import uncollected
+    from fednet.data import ahead
 
     with uncollected():
-        config = configured(args)
+        config = configured(args, partial(ahead.begin, root=None))
         from fednet.launch.start import run_command
     from fednet.cli.api import report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from fednet.cli.common import (
     RESUMED,
@@ -31,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.buffers import uncollected
+    from fednet.data import ahead
 
     with uncollected():
-        config = configured(args)
+        config = configured(args, partial(ahead.begin, root=args.data))
         from fednet.launch.start import serve
     from fednet.cli.api import report
 

@@ -19,7 +19,7 @@ from fednet.config.schema import (
     PartitionSection,
     SelectionSection,
 )
-from fednet.config.tree import Node, follow, refuse
+from fednet.config.tree import Node, follow, refuse, wrap
 from fednet.errors import ConfigError, FednetError
 from fednet.options import options_of
 from fednet.plain import JsonDict
@@ -135,6 +135,14 @@ def complete(config: Config, tree: Node) -> Config:
     for metric in config.evaluate.metrics:
         _get(registry.metric, metric, written("evaluate.metrics"), "evaluate.metrics")
     return config.replace(algorithm=algorithm, model=model, data=data, selection=selection)
+
+
+def complete_data(section: DataSection) -> DataSection:
+    """Returns the section with its dataset's options checked and filled in, as `complete` does.
+    Imports that dataset alone.
+    """
+    written = wrap({"dataset": section.dataset, **section.options}, "data")
+    return _filled(section, written, "data")
 
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`

@@ -23,13 +23,15 @@ def load(
     sets: Sequence[str] | JsonMapping = (),
     load_files: Sequence[Path | str] = (),
     where: str = "the configuration",
+    typed: Callable[[Config], None] = lambda config: None,
 ) -> Config:
     """Returns the configuration of a file or of plain values (None: all defaults) with its
     `--set`s; its parts are imported and checked.
 
     sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
     in addition to those under `load:`, whose paths are relative to the configuration file, or to
-    the working directory. where: the place of plain values, for errors. Raises ConfigError.
+    the working directory. where: the place of plain values, for errors. typed: is called when the
+    types are checked, and before any part is imported. Raises ConfigError.
     """
     if isinstance(source, Mapping):
         tree = _absolute_loads(expand(wrap(source, where)), Path.cwd())
@@ -49,7 +51,7 @@ def load(
     loading.load_parts(files)
     if files:
         tree = set_key(tree, "load", wrap(files, listed.at))
-    return _check(tree)
+    return _check(tree, typed=typed)
 
 
 def from_mapping(mapping: JsonMapping, where: str = "the configuration") -> Config:
@@ -68,8 +70,13 @@ def from_text(
     return _check(expand(compose(text, where)), before)
 
 
-def _check(tree: Node, before: Callable[[Config], None] = lambda config: None) -> Config:
+def _check(
+    tree: Node,
+    before: Callable[[Config], None] = lambda config: None,
+    typed: Callable[[Config], None] = lambda config: None,
+) -> Config:
     config: Config = fit.fit(tree, Config)
+    typed(config)
     inside = tree.value
     if config.clients_per_round is not None and "participation" not in inside:
         config = config.replace(participation=None)

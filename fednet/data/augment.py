@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from fednet.data.base import IGNORED, Data
+from fednet.data.base import Data
+from fednet.data.raw import IGNORED
 from fednet.errors import ConfigError, unknown
 
 Augmentation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]

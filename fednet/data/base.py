@@ -7,18 +7,15 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fednet.data import pairs
+from fednet.data.raw import IGNORED
 from fednet.errors import DataError, unknown
 from fednet.tensors import Inputs, mapped, named, to_device
-
-# The target that stands for no label, as in torch.nn.CrossEntropyLoss.
-IGNORED = -100
 
 # (x, y): any arrays, tensors or mappings of them before a Data is made; tensors afterwards.
 Split = tuple[Any, Any]
@@ -228,29 +225,6 @@ def _by_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor
 def digest_of(names: Iterable[str]) -> str:
     """SHA-256 of names of classes in order."""
     return hashlib.sha256("\0".join(names).encode()).hexdigest()
-
-
-def absent(what: str, path: str, looked: Path) -> DataError:
-    """The error for a data.path at which there is nothing. looked: where else it was looked for."""
-    also = "" if looked == Path(path) else f", and none {looked}"
-    return DataError(f"data.path: there is no {what} {path}{also}.")
-
-
-def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns (mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1. The sums are
-    of whole numbers, so exact.
-    """
-    channels = x.shape[1]
-    total = torch.zeros(channels, dtype=torch.int64)
-    square = torch.zeros(channels, dtype=torch.int64)
-    for start in range(0, len(x), 1000):  # bounds the memory of the wide copy
-        wide = x[start : start + 1000].to(torch.int64)
-        total += wide.sum(dim=(0, 2, 3))
-        square += (wide * wide).sum(dim=(0, 2, 3))
-    n = max(1, x.numel() // max(1, channels))
-    mean = [t / n for t in total.tolist()]
-    std = [max(0.0, s / n - m * m) ** 0.5 or 255.0 for s, m in zip(square.tolist(), mean)]
-    return tuple(m / 255 for m in mean), tuple(s / 255 for s in std)
 
 
 def _read(given: Any, which: str, notes: list[str]) -> Split:

@@ -16,8 +16,8 @@ import torch
 
 from fednet.data.base import Data
 from fednet.data.federation import Federation, class_table
-from fednet.data.loading import call
 from fednet.data.partitioners.dirichlet import dealt
+from fednet.data.reading import call
 from fednet.errors import ConfigError, DataError
 from fednet.loading import place
 from fednet.options import takes

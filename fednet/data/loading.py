@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
-from fednet import loading, places, seeds
-from fednet.config.fit import fit
-from fednet.config.tree import wrap
+from fednet import loading, seeds
+from fednet.data import ahead
 from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.federation import noisy
+from fednet.data.raw import Raw
 from fednet.errors import ConfigError, DataError
-from fednet.options import options_of, takes
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonDict
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
-
-T = TypeVar("T")
 
 
 def load(
@@ -88,44 +81,22 @@ def made(
     seed: int,
     with_test: bool = True,
 ) -> Data:
-    """Makes the registered dataset `name`. Its function gets those of root, download, seed and
-    with_test that it takes. root, with_test: see `load`.
+    """Makes the registered dataset `name`, or takes what was made beside the import of torch. The
+    arguments are those of `reading.read`.
     """
-    part = dataset.get(name)
-    has: JsonDict = {"download": download, "seed": seed, "with_test": with_test}
-    if takes(part, "root"):  # else no home directory is needed
-        has["root"] = place(root)
-    # Random draws of a dataset are the same in every process, and for every seed of a run.
-    with seeds.scope(0, "dataset"):
-        data = call(part, has, given, "data")
+    folder = None if root is None else Path(root)
+    wanted = ahead.Wanted(name, given, folder, download, seed, with_test)
+    data: object = ahead.taken(wanted)
+    if data is None:
+        # Random draws of a dataset are the same in every process, and for every seed of a run.
+        with seeds.scope(0, "dataset"):
+            data = wanted.read()
+    if isinstance(data, Raw):
+        return Data(**data.fields)
     if not isinstance(data, Data):
+        part = dataset.get(name)
         raise DataError(
             f"dataset {name!r}: {part.__qualname__} ({loading.place(part)}) returned "
             f"{type(data).__name__}, expected fednet.Data."
         )
     return data
-
-
-def place(root: Path | str | None) -> Path:
-    """Returns the folder of datasets. root: see `load`."""
-    given = root or os.environ.get("FEDNET_DATA")
-    return places.expanded(given, "data.root") if given else places.cache()
-
-
-def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:
-    """Calls part(**given, **options) with those of `given` that it takes. Options are its annotated
-    keyword parameters; raises ConfigError for others. path: their configuration key, such as
-    `data`.
-    """
-    parameters = inspect.signature(part).parameters
-    declared = options_of(part, given)
-    values = dict(options)
-    if declared is not None:
-        name = getattr(part, "__name__", str(part))
-        made = fit(wrap(values, f"the options of {name}"), declared, path)
-        values = {
-            f.name: getattr(made, f.name)
-            for f in msgspec.structs.fields(made)
-            if f.encode_name in options
-        }
-    return part(**{n: v for n, v in given.items() if n in parameters}, **values)

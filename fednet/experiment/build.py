@@ -23,7 +23,7 @@ from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
 from fednet.algorithms.making import is_secure, made
 from fednet.config import Config, parts
-from fednet.data import augment, division, loading
+from fednet.data import ahead, augment, division, loading
 from fednet.data.base import Data
 from fednet.data.datasets import site
 from fednet.data.federation import Federation
@@ -333,11 +333,7 @@ def _built(
     algorithm = made(config)
     if config.data.dataset == "site":
         return _fitted(config, algorithm, data, None)
-    # Where clients have no test samples of their own, only evaluations read the test set.
-    evaluates = config.evaluate.every > 0
-    if for_client and config.evaluate.clients == "none":
-        evaluates = False
-    with_test = evaluates or config.data.client_test != "none"
+    with_test = ahead.with_test(config, for_client)
     federation = division.split(
         loading.load(config.data, root, config.seed, with_test=with_test),
         config.data,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fednet import registry, seeds
 from fednet.algorithms.state import State
-from fednet.data.loading import call
+from fednet.data.reading import call
 from fednet.errors import FednetError
 from fednet.experiment import selection
 from fednet.experiment.build import Experiment

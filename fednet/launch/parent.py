@@ -1,26 +1,15 @@
-"""How a process ends with its parent."""
+"""A command that does one run, and ends with the process that started it."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from fednet.capacity import die_with_parent
+
 STOP_S = 30.0  # a run that is asked to stop saves what it has within 10 s
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Makes Linux kill this process when its parent ends, in whatever way. parent: its process id,
-    where it may have ended already.
-    """
-    parent = parent or os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class RunProcess:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from fednet import capacity
 from fednet.buffers import uncollected
+from fednet.capacity import die_with_parent
 from fednet.config import Config
 from fednet.errors import (
     CannotGoOn,
@@ -41,7 +42,6 @@ from fednet.errors import (
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.rundir import log_to
-from fednet.launch.parent import die_with_parent
 from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys

@@ -389,7 +389,8 @@ def _inputs(data: Data) -> Inputs:
 
 def dataset(name: str, root: Path | None) -> Iterator[str]:
     """root: the folder that it reads (default: as `fednet run` finds it)."""
-    from fednet.data.loading import made, place
+    from fednet.data.loading import made
+    from fednet.data.reading import place
 
     if takes(registry.dataset.get(name), "root"):
         yield f"its root is {place(root)} (--data, else FEDNET_DATA, else the user's cache)"
@@ -408,7 +409,7 @@ def dataset(name: str, root: Path | None) -> Iterator[str]:
 
 
 def partitioner(name: str) -> Iterator[str]:
-    from fednet.data.loading import call
+    from fednet.data.reading import call
 
     part = registry.partitioner.get(name)
     options = _default_options(registry.partitioner, name)
@@ -442,7 +443,7 @@ def partitioner(name: str) -> Iterator[str]:
 
 def selection(name: str, file: File) -> Iterator[str]:
     """Checks a selection, on made-up clients and in small runs. file: defines it."""
-    from fednet.data.loading import call
+    from fednet.data.reading import call
     from fednet.experiment import candidates
     from fednet.records.manifest import Candidate
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fednet.launch.parent import die_with_parent
+from fednet.capacity import die_with_parent
 from fednet.plain import JsonDict
 
 BUFFER_BYTES = 4 << 20  # of a socket; the system may allow less

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fednet.launch.parent import die_with_parent
+from fednet.capacity import die_with_parent
 from tests.processes import Processes, small, until
 
 pytest.importorskip("ray")

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 
-from fednet.data.base import IGNORED, Data, absent, channel_statistics
+from fednet.data.raw import IGNORED, Raw, absent, channel_statistics
 from fednet.errors import DataError
 from fednet.places import expanded
 from fednet.registry import dataset
@@ -34,7 +33,7 @@ def arrays(
     ignore_index: Annotated[
         int, "The value of y that means no label, such as 255 in masks of images."
     ] = IGNORED,
-) -> Data:
+) -> Raw:
     """Arrays of one .npz file: x_train, y_train, x_test, y_test; groups and test_groups, if samples
     have owners.
 
@@ -62,15 +61,15 @@ def arrays(
         given = (train[1], *(() if test is None else (test[1],)))
         count = int(max(y.max(initial=0, where=y != ignore_index) for y in given)) + 1
     if mean is None and train[0].dtype == np.uint8 and train[0].ndim == 4:
-        mean, std = (list(v) for v in channel_statistics(torch.from_numpy(train[0])))
+        mean, std = (list(v) for v in channel_statistics(train[0]))
     picture = train[0].dtype == np.uint8 and mean is not None and std is not None
-    return Data(
+    return Raw(
         train=train,
-        test=test,  # type: ignore[arg-type]
-        classes=count,  # type: ignore[arg-type]
-        groups=held.get("groups"),  # type: ignore[arg-type]
-        test_groups=held.get("test_groups"),  # type: ignore[arg-type]
-        names=names,  # type: ignore[arg-type]
+        test=test,
+        classes=count,
+        groups=held.get("groups"),
+        test_groups=held.get("test_groups"),
+        names=names,
         mean=tuple(mean) if picture and mean else None,
         std=tuple(std) if picture and std else None,
         ignore_index=ignore_index,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fednet.data.base import Data
+from fednet.data.raw import Raw
 from fednet.registry import dataset
 from fednet.seeds import rng
 
@@ -17,7 +17,7 @@ TEST_SHARE = 5  # one in five of each class
 
 
 @dataset("digits")
-def digits() -> Data:
+def digits() -> Raw:
     """1797 handwritten digits of the UCI repository, scaled to uint8 1x28x28, one in five for
     testing; no download.
     """
@@ -31,7 +31,7 @@ def digits() -> Data:
     for c in range(10):
         of_class = draw.permutation(np.flatnonzero(y == c))
         test[of_class[: len(of_class) // TEST_SHARE]] = True
-    return Data(
+    return Raw(
         train=(x[~test], y[~test]),
         test=(x[test], y[test]),
         classes=10,

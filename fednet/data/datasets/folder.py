@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from fednet import capacity
-from fednet.data.base import Data, absent, channel_statistics
+from fednet.data.base import Data
+from fednet.data.raw import absent, channel_statistics
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.places import expanded
 from fednet.plain import part_of
@@ -96,7 +97,7 @@ def folder(
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)
     if mean is None or std is None:
-        mean, std = (list(v) for v in channel_statistics(x))
+        mean, std = (list(v) for v in channel_statistics(x.numpy()))
     return Data(
         train=(x, y),
         test=_pixels(test, sides, grey) if test else None,  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 
 from fednet.data import pairs
-from fednet.data.base import Data, channel_statistics
+from fednet.data.base import Data
+from fednet.data.raw import channel_statistics
 from fednet.errors import ConfigError, DataError, lacking, unknown
 from fednet.places import expanded
 from fednet.registry import dataset
@@ -63,7 +63,7 @@ def hf(
         classes = max(int(numbers.max()) for _, numbers in read) + 1
     owners = [] if group is None else [np.array(found[split][group]) for split in wanted]
     picture = samples.dtype == np.uint8 and samples.ndim == 4
-    mean, std = channel_statistics(torch.from_numpy(samples)) if picture else (None, None)
+    mean, std = channel_statistics(samples) if picture else (None, None)
     return Data(
         train=(samples, labels),
         test=read[1] if len(read) == 2 else None,  # type: ignore[arg-type]

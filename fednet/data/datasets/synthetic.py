@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fednet import capacity
-from fednet.data.base import Data
+from fednet.data.raw import Raw
 from fednet.errors import ConfigError
 from fednet.registry import dataset
 from fednet.seeds import rng
@@ -33,7 +33,7 @@ def synthetic(
     noise: Annotated[
         float, "Standard deviation of the noise around a class's mean, at least 0."
     ] = 1.0,
-) -> Data:
+) -> Raw:
     """Class means plus Gaussian noise.
 
     Images (three sides) are uint8 and hold 128 + 40 (mean + noise * N(0, 1)) clipped to 0..255; any
@@ -62,9 +62,9 @@ def synthetic(
     if with_test:
         test = _samples(rng(seed, "synthetic/test"), n_test, means, noise)
     half = (0.5,) * shape[0] if len(shape) == 3 else None
-    return Data(
+    return Raw(
         train=_samples(rng(seed, "synthetic/train"), samples, means, noise),
-        test=test,  # type: ignore[arg-type]  # None: there are none
+        test=test,
         classes=classes,
         mean=half,
         std=half and (0.25,) * shape[0],
@@ -78,10 +78,17 @@ def _samples(
     image = means.ndim == 4
     y = draw.permutation(np.arange(n) % len(means))
     x = np.empty((n, *means.shape[1:]), np.uint8 if image else np.float32)
+    block = np.empty((BLOCK, *means.shape[1:]), np.float32)
     for start in range(0, n, BLOCK):
-        mean = means[y[start : start + BLOCK]]
-        values = mean + np.float32(noise) * draw.standard_normal(mean.shape, dtype=np.float32)
+        labels = y[start : start + BLOCK]
+        values = block[: len(labels)]
+        draw.standard_normal(out=values, dtype=np.float32)
+        values *= np.float32(noise)
+        values += means[labels]
         if image:
-            values = np.clip(np.rint(128 + 40 * values), 0, 255)
+            values *= 40
+            values += 128
+            np.rint(values, out=values)
+            np.clip(values, 0, 255, out=values)
         x[start : start + BLOCK] = values
     return x, y

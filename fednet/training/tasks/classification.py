@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.data.base import IGNORED
+from fednet.data.raw import IGNORED
 from fednet.errors import ConfigError
 from fednet.registry import task
 
