@@ -184,7 +184,8 @@ def _written(part: Part) -> tuple[str, str]:
 
 def _same(one: Part, other: Part) -> bool:
     """Whether two parts are one, of a file that was imported twice or of a copy of it."""
-    (file, name), (copy, named) = _written(one), _written(other)
+    file, name = _written(one)
+    copy, named = _written(other)
     if name != named or file == copy:
         return (file, name) == (copy, named)
     try:

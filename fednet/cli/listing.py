@@ -62,7 +62,7 @@ def _algorithms(args: argparse.Namespace) -> None:
         sent = method.sends()
         if config is not None:
             sizes = cost(config, entry.name).values()
-            sent = tuple(f"{size / 1e6:.3f}{'+' * more}" for size, more in sizes)
+            sent = tuple(f"{size / 1e6:.3f}{'+' if more else ''}" for size, more in sizes)
         model = "personal" if method.personalised else "global"
         about = method.paper or entry.summary
         rows.append((entry.name, model, *sent, *method.keeps(), about))
@@ -129,7 +129,8 @@ def _world(args: argparse.Namespace) -> None:
         values = np.quantile(steps, [0, 0.05, 0.5, 0.95, 1])
         table(("training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])
     else:
-        pairs = [p for c in range(config.clients) if (p := world.links(config, c)) is not None]
+        every = [world.links(config, client) for client in range(config.clients)]
+        pairs = [pair for pair in every if pair is not None]
         ways = []
         for name, which in (("down", 0), ("up", 1)):
             mbps = np.concatenate([pair[which].mbps for pair in pairs])

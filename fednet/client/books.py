@@ -46,7 +46,8 @@ class Book:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(path, flags)
         self._path = path
-        waiting, self.rows = self.rows, []
+        waiting = self.rows
+        self.rows = []
         self.write(*waiting)
 
     def write(self, *rows: JsonDict) -> None:

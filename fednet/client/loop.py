@@ -152,7 +152,8 @@ class RoundLines:
         here = key.round, key.purpose
         if here != self._of:
             self.over()
-            self._of, self._began = here, time.monotonic()
+            self._of = here
+            self._began = time.monotonic()
 
     def answered(self, done: Done) -> None:
         key = done.given.task.key
@@ -176,14 +177,17 @@ class RoundLines:
         clients: Collection[int] = self._clients
         on = ""
         if self._samples:
-            what, clients = "trained", self._samples
+            what = "trained"
+            clients = self._samples
             on = f" on {sum(self._samples.values())} samples"
         named = f"client{'s' if len(clients) > 1 else ''} {ids.as_text(clients)}"
         if len(named) > 70:
             named = f"{len(clients)} clients"
         took = f"{self._ended - self._began:.1f} s"
         self.say(log_line(f"round {round}: {what} {named}{on} in {took}, sent {mb(self._sent)}"))
-        self._clients, self._samples, self._sent = set(), {}, 0
+        self._clients = set()
+        self._samples = {}
+        self._sent = 0
         self._of = (0, "")
 
 
@@ -337,7 +341,8 @@ class ClientLoop:
             moved = True
             self._calls.get()()
         if self._delayed:
-            waiting, self._delayed = self._delayed, []
+            waiting = self._delayed
+            self._delayed = []
             for done in waiting:
                 self._answer(done)
         if self._inline and self.slots.work_inline():
@@ -374,7 +379,8 @@ class ClientLoop:
             if isinstance(i, p.Out):
                 self.link.send(CONNECTION, i.message, i.body)
             elif isinstance(i, p.Given):
-                key, prepared = i.task.key, self.prepared
+                key = i.task.key
+                prepared = self.prepared
                 if key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(CONNECTION, round=self._round)
                     self._round = key.round
@@ -507,7 +513,8 @@ class ClientLoop:
 
     def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
         """Does a task."""
-        task, key = given.task, given.task.key
+        task = given.task
+        key = given.task.key
         faults = PlannedFaults()
         if task.faults and self._faults:
             faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})

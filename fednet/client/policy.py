@@ -121,7 +121,9 @@ class Policy(Limits, frozen=True):
                     f"privacy.clip: the policy's is {self.privacy.clip:g}; the server's "
                     f"configuration has {section.clip}."
                 )
-        data, link, model = config.data, config.link, config.model
+        data = config.data
+        link = config.link
+        model = config.model
         partition = msgspec.structs.replace(
             data.partition, options=self._options(data.partition.options, "data.partition")
         )
@@ -238,7 +240,8 @@ def check_text(config: Config, allowed: Collection[str]) -> None:
     So only the site chooses its text: in the part's file (as the option's default, or in a
     `Literal`), or by letting the server choose (`text: [data.label]`).
     """
-    data, partition = config.data, config.data.partition
+    data = config.data
+    partition = config.data.partition
     sections: list[tuple[str, str, str, JsonDict]] = [  # key, kind of part, its name, its options
         ("data", "dataset", data.dataset, dict(data.options)),
         ("data.partition", "partitioner", partition.scheme, dict(partition.options)),

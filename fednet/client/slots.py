@@ -233,7 +233,8 @@ class SlotPool:
             with self._lock:
                 device.running -= 1
                 device.failures = 0
-                first, device.measured = not device.measured, True
+                first = not device.measured
+                device.measured = True
                 # What this process has taken so far, with the gaps between allocations: after its
                 # first task, what one client needs.
                 if first and gpu and (need := torch.cuda.max_memory_reserved(device.name)) > 0:

@@ -197,7 +197,8 @@ class Worker:
             nonlocal since, stage
             now = time.perf_counter()
             spent[stage] = spent.get(stage, 0.0) + now - since
-            stage, since = to, now
+            stage = to
+            since = now
             step(to, 0, 0)
 
         # A task that came by reference is of a server in this process. What it gets by reference
@@ -210,7 +211,8 @@ class Worker:
             # The base model is in front of what is sent once, in the client's first task.
             assert isinstance(body, memoryview)
             size = task.form[0].size
-            base, body = body[:size], body[size:]
+            base = body[:size]
+            body = body[size:]
             task = msgspec.structs.replace(
                 task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size
             )
@@ -218,7 +220,9 @@ class Worker:
             if self.experiment.hollow:
                 self.experiment = with_base_model(self.experiment, self.store.root, base)
             exp = self.experiment
-        config, method, key = exp.config, exp.algorithm, task.key
+        config = exp.config
+        method = exp.algorithm
+        key = task.key
         record, start = self._load(task)
         # A planned fault, where this site allows such faults.
         malicious = self.policy.faults and key.client in attacks.malicious(config)
@@ -258,7 +262,8 @@ class Worker:
                 found = evaluation.asked(exp, task, newest, local, record, host, balanced)
                 main = False
                 encoded = exp.up.encode(evaluation.reply(exp, found))
-                form, sent = encoded.form, encoded.body
+                form = encoded.form
+                sent = encoded.body
             else:
                 main = key.phase == method.main_exchange
                 past = record.past(f"down/{key.phase}/")
@@ -308,7 +313,8 @@ class Worker:
                     past=dataclasses.replace(past, field=f"{key.phase}/"),
                     stay=here,
                 )
-                form, sent = encoded.form, encoded.body.copied()
+                form = encoded.form
+                sent = encoded.body.copied()
                 if task.judge and main:
                     turn("evaluating")
                     found = evaluation.within(exp, state, x, record, host)
@@ -393,7 +399,8 @@ class Worker:
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}
             with self._lock:
-                known, self._copies = self._copies, {}
+                known = self._copies
+                self._copies = {}
                 for name, value in tensors_of(down).items():
                     source, copy = known.get(name, (None, value))
                     if source is not value:

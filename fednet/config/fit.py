@@ -57,10 +57,7 @@ def _plain(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> obj
         made = _mapping(node, kind, path, beside)
     elif isinstance(value, list):
         sequence = next((m for m in _members(kind) if _origin(m) in SEQUENCES), None)
-        items = get_args(sequence)
-        if items[1:] in ((), (...,)):  # all are of the same type
-            items = (items or (Any,))[:1] * len(value)
-        items += (Any,) * (len(value) - len(items))
+        items = _item_types(get_args(sequence), len(value))
         made = [_plain(n, items[i], f"{path}[{i}]") for i, n in enumerate(value)]
     else:
         if isinstance(value, float) and not math.isfinite(value):
@@ -82,6 +79,16 @@ def _plain(node: Node, kind: Hint, path: str, beside: Sequence[str] = ()) -> obj
             raise ConfigError(f"{error} Did you mean {guess}?") from None
         raise error from None
     return made
+
+
+def _item_types(declared: tuple[Hint, ...], n: int) -> list[Hint]:
+    """Returns the types of the n items of a list whose type has these arguments."""
+    if not declared:
+        return [Any] * n
+    if declared[1:] in ((), (...,)):  # all are of the same type
+        return [declared[0]] * n
+    left = n - len(declared)  # too many are told from the type of the whole
+    return [*declared, *[Any] * left]
 
 
 def _mapping(node: Node, kind: Hint, path: str, beside: Sequence[str]) -> dict[str, object]:
@@ -190,7 +197,8 @@ def describe(kind: Hint) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(option) for option in inside)
     if origin is Literal:
-        return "one of " * (len(inside) > 1) + ", ".join(map(str, inside))
+        choices = ", ".join(map(str, inside))
+        return f"one of {choices}" if len(inside) > 1 else choices
     if is_struct(bare) or origin is dict:
         return "a mapping"
     if origin in SEQUENCES:

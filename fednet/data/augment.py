@@ -78,7 +78,8 @@ def check(name: str, data: Data) -> None:
     """Raises ConfigError if the augmentation is unknown, the samples are not images, or their
     targets cannot be moved with them.
     """
-    (x, y), change = data.train, get(name)
+    x, y = data.train
+    change = get(name)
     if change is None:
         return
     if isinstance(x, dict) or x.ndim != 4:

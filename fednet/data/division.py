@@ -200,7 +200,8 @@ def _merged(data: Data) -> Data:
     """Joins train and test samples to one training set, in that order, which has owners if all
     samples have one.
     """
-    (x, y), (x_test, y_test) = data.train, data.test
+    x, y = data.train
+    x_test, y_test = data.test
     both = mapped(x, lambda *parts: torch.cat(parts), x_test), torch.cat([y, y_test])
     groups = data.groups if not data.n_test else None
     if data.groups is not None and data.test_groups is not None:

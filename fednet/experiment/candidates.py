@@ -49,7 +49,8 @@ def cohort(
     if not asked:
         return []
     rng = seeds.rng(config.seed, "selection", round)
-    name, options = config.selection.name, config.selection.options
+    name = config.selection.name
+    options = config.selection.options
     given = {"round": round, "available": available, "asked": asked, "rng": rng}
     part: Callable[..., object] = experiment.algorithm.select
     if name is not None:

@@ -71,7 +71,8 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
         )
     shown = f"model {config.model.name}"
     given = {name: part.clone() for name, part in named(x).items()}
-    x, raw = data.inputs(x), x
+    raw = x
+    x = data.inputs(raw)
     held = {name: (p, p.data_ptr()) for name, p in module.named_parameters()}
     frozen = {name: p.clone() for name, (p, _) in held.items() if not p.requires_grad}
     kept = module.state_dict().keys()

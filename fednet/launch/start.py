@@ -93,7 +93,8 @@ def check_code(config: Config, code: Path) -> None:
 
 def check_gone(old: Config, new: Config, path: Path) -> None:
     """Raises ConfigError where `round.gone` differs for a round that is over."""
-    before, after = selection.gone_from(old), selection.gone_from(new)
+    before = selection.gone_from(old)
+    after = selection.gone_from(new)
     if before == after or not (path / "checkpoint" / "manifest.json").exists():
         return
     over = read_manifest(path / "checkpoint")[0].round
@@ -118,8 +119,9 @@ def check_resumable(old: Config, new: Config) -> None:
         changed = sorted([*changed, "evaluate.held_out"])
     if changed:
         free = ", ".join(k for k in MAY_CHANGE if k not in ("name", "load"))
+        differ = "differs" if len(changed) == 1 else "differ"
         raise ConfigError(
-            f"--resume: {', '.join(changed)} differ{'s' * (len(changed) == 1)} from the run's own "
+            f"--resume: {', '.join(changed)} {differ} from the run's own "
             f"configuration; a resumed run may change only {free} and where it runs. For other "
             f"changes start a run under another name (--set name=NEW)."
         )

@@ -14,11 +14,15 @@ from dataclasses import replace
 from fednet.papers.tables import Cell, lay
 from fednet.plain import JsonDict
 
-CLIENTS, COHORT, BATCH = 20, 5, 16
+CLIENTS = 20
+COHORT = 5
+BATCH = 16
 # SGD steps a round: at least so many, and so many for each local epoch of the paper
 STEPS = (10, 2)
-SHORT, LONG = 30, 60  # rounds; LONG where a round is the least work
-EVALUATIONS, PERSONAL_EVALUATIONS = 10, 2  # evaluations
+SHORT = 30  # rounds
+LONG = 60  # rounds, where a round is the least work
+EVALUATIONS = 10  # of a run
+PERSONAL_EVALUATIONS = 2  # of a run in which every client is evaluated
 RATE = (0.05, 0.1)  # of lr / (1 - momentum), the length of a step in the long run
 MODELS: dict[str, JsonDict] = {
     "convnet3": {"width": 16},
@@ -32,7 +36,8 @@ CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
 MINI = "mini scale: not the paper's setting"  # above every picture of such runs
 # The effect of a wrong variate of SCAFFOLD grows with a client's steps and with the rounds between
 # its participations: both are as near to NIID-Bench's as a small run allows.
-NIID_STEPS, NIID_CLIENTS = 80, 50
+NIID_STEPS = 80
+NIID_CLIENTS = 50
 DESCRIPTION = (
     f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
     f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
@@ -56,10 +61,13 @@ def mini(cell: Cell) -> Cell:
     share = float(config["participation"])  # the paper's
     m = min(COHORT, max(1, math.floor(share * int(config["clients"]) + 0.5)))
     clients = min(CLIENTS, int(config["clients"]), math.ceil(m / share))
-    epochs, momentum = int(train.get("epochs", 0)), float(train.get("momentum", 0.0))
+    epochs = int(train.get("epochs", 0))
+    momentum = float(train.get("momentum", 0.0))
     steps = int(train.get("steps") or max(STEPS[0], STEPS[1] * epochs))
     if cell.paper == "niidbench":
-        steps, clients = NIID_STEPS, NIID_CLIENTS if share < 1 else clients
+        steps = NIID_STEPS
+        if share < 1:
+            clients = NIID_CLIENTS
     rounds = min(LONG if steps == STEPS[0] else SHORT, int(config["rounds"]))
     rate = min(max(float(train["lr"]) / (1 - momentum), RATE[0]), RATE[1])
     over: JsonDict = {

@@ -38,7 +38,8 @@ def costs(name: str) -> str | None:
     if "algorithms" not in table:
         return None
     columns = table["columns"]
-    client, server = columns.index("total_local"), columns.index("total_server")
+    client = columns.index("total_local")
+    server = columns.index("total_server")
     lines = [HEAD]
     for method, printed in table["rows"].items():
         made = _built(table["algorithms"][method])

@@ -35,7 +35,8 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
     """Returns the plan as text."""
     runs = job.runs(out)
     paces: dict[str, Pace | str] = {}  # a text: why it could not be measured
-    rows, hours = [], 0.0
+    rows = []
+    hours = 0.0
     for cell, _, task in runs:
         same = kind(cell)
         if same not in paces:

@@ -79,7 +79,9 @@ def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
     """Returns a method's texts by column. runs: its rows, one for each seed."""
     first = runs[0]
     done = [r for r in runs if r["status"] == "done"]
-    paper, ours, difference = first["paper"], mean(done, "ours"), ""
+    paper = first["paper"]
+    ours = mean(done, "ours")
+    difference = ""
     if done:
         text = reading(done, "ours", str(first["measure"] or ""))
         seeds = ",".join(str(seed) for seed in sorted(int(r["seed"]) for r in done))
@@ -124,7 +126,8 @@ def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...
 
 
 def spread(rows: Sequence[JsonMapping], key: str, digits: int = 2) -> str:
-    m, s = mean(rows, key), deviation(rows, key)
+    m = mean(rows, key)
+    s = deviation(rows, key)
     return "" if m is None else f"{m:.{digits}f}" + ("" if s is None else f" ± {s:.{digits}f}")
 
 

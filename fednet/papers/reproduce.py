@@ -113,9 +113,12 @@ def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
     """
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if t.state == "done"}
-    made, curves = [], []
+    made = []
+    curves = []
     for cell, seed, task in runs:
-        run, other, status = found.get((cell.name, seed)), None, "done"
+        run = found.get((cell.name, seed))
+        other = None
+        status = "done"
         if task.state == "failed":
             status = f"failed: {task.why or 'it printed nothing'}"
         elif task.state != "done":

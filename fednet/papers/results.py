@@ -84,7 +84,8 @@ def measured(
     else:
         found = re.fullmatch(r"(accuracy_at|accuracy_in|rounds_to|mb_to)_(\d+)", name)
         assert found is not None, name
-        a, number = metrics.curve(run), int(found[2])
+        a = metrics.curve(run)
+        number = int(found[2])
         if found[1] == "accuracy_at":  # the best until then
             value = max((v for t, v in a if t <= number), default=None)
         elif found[1] == "accuracy_in":
@@ -200,7 +201,8 @@ def row(
         for name in cell.figures
     }
     if run is not None:
-        s, curve = metrics.summary(run), metrics.curve(run)
+        s = metrics.summary(run)
+        curve = metrics.curve(run)
         top, at = _best(run)
         out |= {
             "ours": found.get(cell.measure or ""),

@@ -204,7 +204,8 @@ def line_parts(row: Row, costs: bool = False) -> list[str]:
     """Returns the pieces of a round's line that its metrics have, or its costs."""
     metrics = [m for m in (COSTS if costs else known([row])) if "line" in m.places.split()]
     own = row.get("own_model") or OWN
-    found = {m.name: v for m in metrics if (v := m.of(row)) is not None}
+    every = {m.name: m.of(row) for m in metrics}
+    found = {name: value for name, value in every.items() if value is not None}
     pieces = []
     for m in metrics:
         if m.name in found and not any(other in found for other in m.unless):

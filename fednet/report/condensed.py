@@ -44,7 +44,8 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
     for k, column in enumerate(columns):
         for c, image in column.items():
             tile = mosaic[c * h : c * h + h - GAP, k * w : k * w + w - GAP]
-            tile[..., :3], tile[..., 3] = shown(image), 1.0
+            tile[..., :3] = shown(image)
+            tile[..., 3] = 1.0
 
     def draw(figure: MplFigure) -> None:
         axis = figure.add_subplot()

@@ -48,7 +48,8 @@ class Spent:
     def __init__(self, run: Run) -> None:
         self.bytes = Counter[tuple[int, str, str, str, str]]()  # by the values of FIELDS
         # Bytes of payload before compression, and the number of messages, by direction.
-        self.raw, self.messages = Counter(up=0, down=0), Counter(up=0, down=0)
+        self.raw = Counter(up=0, down=0)
+        self.messages = Counter(up=0, down=0)
         servers: dict[int, set[int]] = defaultdict(set)
         for line in run.grouped_messages():
             w = line.summed()

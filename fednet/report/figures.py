@@ -361,7 +361,8 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
 
 def class_accuracy(run: Run) -> Iterator[Figure]:
-    found = {r.round: a for r in run.rounds if (a := metrics.class_accuracy(r)) is not None}
+    every = {r.round: metrics.class_accuracy(r) for r in run.rounds}
+    found = {round: by_class for round, by_class in every.items() if by_class is not None}
     if not found:
         return
     rounds = list(found)
@@ -442,7 +443,9 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
         ax = fig.add_subplot()
         i, c = np.nonzero(counts)
         width, height = fig.get_size_inches()
-        across, down = 72 * (width - 0.9) / n, 72 * (height - 1.0) / c_all  # points of a cell
+        # Points of a cell.
+        across = 72 * (width - 0.9) / n
+        down = 72 * (height - 1.0) / c_all
         largest = min(180.0, (0.9 * max(6.0, min(across, down))) ** 2)
         ax.scatter(
             i,

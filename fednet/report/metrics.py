@@ -43,7 +43,8 @@ def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
         of = metric(y, run.rounds).of
     except KeyError:
         return []
-    return [(r.round, float(v)) for r in run.rounds if (v := of(r)) is not None]
+    values = [(r.round, of(r)) for r in run.rounds]
+    return [(round, float(value)) for round, value in values if value is not None]
 
 
 # -- accuracy --------------------------------------------------------------------------------------
@@ -134,8 +135,8 @@ def class_spread(run: Run) -> float | None:
     """FedDC's "class variance", as a fraction (x 100: percentage points): the mean over rounds of
     sqrt(mean_c (A_c - mean_c A_c)^2); None without accuracies by class.
     """
-    rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
-    return _mean([float(np.nanstd(a)) for a in rounds])
+    rounds = map(class_accuracy, run.rounds)
+    return _mean([float(np.nanstd(by_class)) for by_class in rounds if by_class is not None])
 
 
 # -- personalised ----------------------------------------------------------------------------------
@@ -248,11 +249,12 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         taken = [r for r in asked if r.took_part is not False]
         settings = run.config.get("evaluate", {})
         clients = int(run.config.get("clients", 0))
-        out["personal_of_participants"] = {
-            name: p
-            for name in EVALUATED_MODELS
-            if (p := pooled([r for r in taken if r.get(f"tested_{name}")], name)) is not None
-        }
+        of_participants = {}
+        for name in EVALUATED_MODELS:
+            accuracy = pooled([r for r in taken if r.get(f"tested_{name}")], name)
+            if accuracy is not None:
+                of_participants[name] = accuracy
+        out["personal_of_participants"] = of_participants
         out["judged"] = {
             "clients": len(asked),
             "of": clients - held_out_count(settings.get("held_out", 0.0), clients),

@@ -102,11 +102,11 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     axes = [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
     drawn = []  # of each metric that was recorded, a chart for each axis
     for m in shown("page", (row for run in runs for row in run.rounds)):
-        charts = [
-            {"place": place, **main_chart(f)}
-            for place, x in enumerate(axes)
-            if (f := curves.curve(found, x, m.name)) is not None
-        ]
+        charts = []
+        for place, x in enumerate(axes):
+            figure = curves.curve(found, x, m.name)
+            if figure is not None:
+                charts.append({"place": place, **main_chart(figure)})
         if charts:
             drawn.append({"name": groups.titled(found, m.name), "charts": charts})
     legend = [
@@ -141,7 +141,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     book = costs.ledger(run)
     rounds = run.rounds
     curve = metrics.curve(run)
-    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
+    tiles = []
+    a = s["accuracy"]
+    ending, of = metrics.last(curve)
     if a["final"] is not None:
         tiles += [
             (_percent(a["final"]), "final global accuracy", f"after {curve[-1][0]} rounds"),
@@ -193,7 +195,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 # -- several runs ----------------------------------------------------------------------------------
 def _comparison(runs: Sequence[Run]) -> JsonDict:
     """Returns the table of several runs, with the highest target that all of them reach."""
-    best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
+    every = [metrics.best(metrics.curve(run)) for run in runs]
+    best = [found[0] for found in every if found]
     target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
     made = tables.table(runs, [target] if target else [])
     head, *rows = tables.grid(made)

@@ -15,7 +15,9 @@ DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GRID = "#c8ccd2"
 BLANK = "#eeeff1"  # the background of a grid of cells
-ON_DARK, ON_LIGHT = "#fefefe", "#16202c"  # text on the cells of a grid
+# Text on the cells of a grid.
+ON_DARK = "#fefefe"
+ON_LIGHT = "#16202c"
 # Of the participation grid: completed, not finished, then the reasons of a drop. On the page the
 # grid is an image, so these do not change with its theme.
 CELLS = ("#2B87C0", "#A9AEB5", "#E0682A", "#E8AE2E", "#C77FA9", "#A89B1C", "#1FA37E", "#7CC4EC")

@@ -20,7 +20,8 @@ class Verdict(NamedTuple):
 
 def names(a: Run, b: Run) -> tuple[str, str]:
     """Returns what tells two runs apart: their names, after as many folders as differ."""
-    one, other = a.dir.absolute(), b.dir.absolute()
+    one = a.dir.absolute()
+    other = b.dir.absolute()
     taken = 1
     if one != other:
         while one.parts[-taken:] == other.parts[-taken:]:
@@ -56,9 +57,11 @@ def compare(a: Run, b: Run) -> Verdict:
                 f"compared.",
             )
     if ours.keys() != theirs.keys():
-        longer, more = second_name, theirs
+        longer = second_name
+        more = theirs
         if len(ours) > len(theirs):
-            longer, more = first_name, ours
+            longer = first_name
+            more = ours
         return Verdict(
             False,
             f"{both} are bit-identical in the {len(shared)} rounds of both, but only {longer} "

@@ -54,7 +54,9 @@ class SecureServer:
         live: Mapping[str, tuple[int, ...]] | None = None,
         known: JsonMapping | None = None,
     ) -> None:
-        self.terms, self.live, self.known = terms, dict(live or {}), dict(known or {})
+        self.terms = terms
+        self.live = dict(live or {})
+        self.known = dict(known or {})
 
     @property
     def step(self) -> str | None:

@@ -57,7 +57,8 @@ class Server(Pages):
                 before = order[entry.number]
                 state += f", {before} before it" if before else ", it starts next"
             elif entry.state == "running":
-                state += ", it is being stopped" * self.queue.cancelled(entry)
+                if self.queue.cancelled(entry):
+                    state += ", it is being stopped"
                 log = last_lines(run / "log" / "server.log", 12)
                 if (run / "status.json").exists():
                     now = _status(run)
@@ -105,7 +106,7 @@ def _result(run: Path, changed: tuple[float, bool]) -> str:
     except (FednetError, OSError) as broken:
         return str(broken)
     pieces = [f"{len(rounds)} rounds in {status.span(sum(r.seconds or 0.0 for r in rounds))}"]
-    measured = (parts for r in reversed(rounds) if (parts := line_parts(r)))
+    measured = filter(None, map(line_parts, reversed(rounds)))
     return ", ".join(pieces + next(measured, []))
 
 

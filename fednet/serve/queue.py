@@ -52,7 +52,8 @@ class Queue:
     """The queue of runs of one served folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._queue = folder, folder / "queue"
+        self.folder = folder
+        self._queue = folder / "queue"
 
     @property
     def runs(self) -> Path:

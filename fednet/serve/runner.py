@@ -27,7 +27,9 @@ class Runner:
     """words: further arguments of each `fednet-server`, such as --bind. say: gets a line a run."""
 
     def __init__(self, queue: Queue, words: Sequence[str], say: Callable[[str], None]) -> None:
-        self.queue, self._words, self._say = queue, list(words), say
+        self.queue = queue
+        self._words = list(words)
+        self._say = say
         self._stop = threading.Event()
         self._by_keyboard = False
 

@@ -110,7 +110,8 @@ def evaluate(
     `fednet.training.tasks`. more: names of the counts that metrics need.
     """
     x, y = data
-    n, counted = length(x), 0
+    n = length(x)
+    counted = 0
     if isinstance(model, nn.Module):
         model.eval()
     table: torch.Tensor | None = None
@@ -119,7 +120,8 @@ def evaluate(
     with torch.inference_mode(), drawing(model, y.device):
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
-            outputs, truth = model(piece(x, start, end)), y[start:end]
+            outputs = model(piece(x, start, end))
+            truth = y[start:end]
             counts = task.counts(outputs, truth)
             if table is not None and counts.shape != table.shape:
                 raise other_width(task, table.shape[-1], counts.shape[-1])
@@ -133,7 +135,8 @@ def evaluate(
                         f"{tuple(found.shape)} for others; expected the same shape for any samples."
                     )
                 sums[name] = sums[name] + found if name in sums else found
-            losses, labels = task.losses(outputs, truth), labels_of(task, truth)
+            losses = task.losses(outputs, truth)
+            labels = labels_of(task, truth)
             if labels is not None:
                 losses = losses * labels
             counted += len(truth) if labels is None else int(labels.sum())

@@ -47,7 +47,8 @@ class Captured:
 
     def __call__(self, x: Inputs, *more: torch.Tensor) -> None:
         if self._graph is None:
-            own, others = mapped(x, torch.clone), [part.clone() for part in more]
+            own = mapped(x, torch.clone)
+            others = [part.clone() for part in more]
             self._batch = [*named(own).values(), *others]
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()

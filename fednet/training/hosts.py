@@ -96,7 +96,9 @@ class ClientHost:
         self._given = scratch
         self._lent: list[Scratch] = []
         self.secrets: Secrets | None = None
-        self.client_id, self.round, self.phase = client_id, round, phase
+        self.client_id = client_id
+        self.round = round
+        self.phase = phase
         self._splits = splits
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
         self.progress = progress
@@ -104,9 +106,12 @@ class ClientHost:
         self.trainings = 0
         self.trained = None
         self.reported: dict[str, float] = {}
-        self.layout, self.shared, self.head = setting.layout, setting.shared, setting.head
+        self.layout = setting.layout
+        self.shared = setting.shared
+        self.head = setting.head
         self.initial = setting.initial
-        self.classes, self.device = setting.classes, scratch.device
+        self.classes = setting.classes
+        self.device = scratch.device
         self.train_config = train_config = setting.config.train_of(client_id)
         self.task = setting.task
         if train_config.class_weights:
@@ -218,7 +223,8 @@ class ClientHost:
         stay frozen are in eval mode. more: samples trained on too. stream: name of the random
         stream for the order of samples. Each of the arguments is in some paper's local update.
         """
-        setting, config = self.setting, self.train_config
+        setting = self.setting
+        config = self.train_config
         start = self.whole(x)
         inputs, labels = self.data
         if more is not None and len(more):
@@ -279,8 +285,10 @@ class ClientHost:
         # A method that never trains is evaluated with the model of its gradient.
         if self.trained is None:
             self.trained = at
-        scratch, (inputs, labels) = self.scratch, self.data
-        module, size = scratch.module.eval(), self.train_config.batch_size
+        scratch = self.scratch
+        inputs, labels = self.data
+        module = scratch.module.eval()
+        size = self.train_config.batch_size
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         cast, scale = autocast(self.train_config.precision, self.device)
         counts = labels_of(self.task, labels)  # batches are weighted by their size
@@ -316,7 +324,8 @@ class ClientHost:
         split or on given inputs.
         """
         evaluated = self.model(model) if isinstance(model, Tensors) else model
-        size, more = self.setting.config.evaluate.batch_size, tuple(self.setting.more)
+        size = self.setting.config.evaluate.batch_size
+        more = tuple(self.setting.more)
         with drawing(self.scratch.module, self.device):  # a function may call the module
             return evaluate(evaluated, data or self.test, self.setting.task, size, more)
 
@@ -385,9 +394,13 @@ class ServerHost:
     ) -> None:
         self.setting = setting
         self._scratch = scratch
-        self.clients, self.public = clients, public
-        self.layout, self.shared = setting.layout, setting.shared
-        self.task, self.classes, self.features = setting.task, setting.classes, setting.features
+        self.clients = clients
+        self.public = public
+        self.layout = setting.layout
+        self.shared = setting.shared
+        self.task = setting.task
+        self.classes = setting.classes
+        self.features = setting.features
         self.device = torch.device(device)
         self.epochs = int(setting.config.train.epochs)
         self.momentum = float(setting.config.train.momentum)
@@ -398,7 +411,9 @@ class ServerHost:
 
     def begin(self, round: int, phase: int = 0, cohort: Sequence[int] = ()) -> None:
         """Begins a phase. cohort: the clients whose replies are aggregated, in ascending order."""
-        self.round, self.phase, self.cohort = round, phase, tuple(cohort)
+        self.round = round
+        self.phase = phase
+        self.cohort = tuple(cohort)
         self.lr = self.setting.lr(round)
         self.lr_decay = self.lr / self.setting.lr(1)
         if phase == 0:

@@ -106,7 +106,8 @@ class Descent:
     """Of a lane: why nothing came of it."""
 
     def __post_init__(self) -> None:
-        recipe, only = self.recipe, self.hooks.only
+        recipe = self.recipe
+        only = self.hooks.only
         self.n = length(self.data[0])
         self.cuts = batches(self.n, recipe.batch_size, self.scratch.batch_norm)
         self.steps = recipe.epochs * len(self.cuts)
@@ -139,7 +140,8 @@ class Descent:
     @cached_property
     def kind(self) -> tuple[object, ...]:
         """What the lanes of one pack have in common."""
-        (x, y), hooks = self.data, self.hooks
+        x, y = self.data
+        hooks = self.hooks
         inputs = x.items() if isinstance(x, dict) else [("", x)]
         return (
             self.settings,
@@ -180,7 +182,9 @@ def descend(
     loss(module, x, y, extra) with `extra`, tensors that are trained beside the model; default: the
     task's. Returns (the run, the extra tensors after it).
     """
-    scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
+    scratch = descent.scratch
+    recipe = descent.recipe
+    hooks = descent.hooks
     if hooks.only is not None:
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in descent.trained)
@@ -208,8 +212,12 @@ def _descend(
     augment: Augment | None,
 ) -> Run:
     """Takes all steps of a descent that has some."""
-    scratch, recipe, hooks = descent.scratch, descent.recipe, descent.hooks
-    module, device, trained = scratch.module, scratch.device, descent.trained
+    scratch = descent.scratch
+    recipe = descent.recipe
+    hooks = descent.hooks
+    module = scratch.module
+    device = scratch.device
+    trained = descent.trained
     assert recipe.lr is not None
     own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
@@ -245,7 +253,10 @@ def _descend(
             one.state.setdefault(p, {})[what] = held
     steppers: list[Optimizer | Corrected] = [*made]
     if trained and not hooks.neutral:  # the extra tensors are not corrected
-        toward, anchor, added, drift = hooks.toward, None, None, None
+        toward = hooks.toward
+        anchor = None
+        added = None
+        drift = None
         if hooks.proximal != 0.0:
             anchor = scratch.flat(scratch.values() if toward is None else toward, trained)
         if hooks.add_to_grad is not None:
@@ -297,12 +308,15 @@ def _descend(
     # The first training of a kind chooses kernels, the second is captured.
     if replay is not None and replay.trainings == 1:
         replay.step = train_batch
-    steps, seen, step = descent.steps, 0, 0
+    steps = descent.steps
+    seen = 0
+    step = 0
     while step < steps:
         # The samples are gathered in the epoch's order once; a batch is a view.
         order = torch.from_numpy(descent.order.permutation(descent.n))
         index = order.to(device, non_blocking=True)
-        xs, ys = take(descent.data[0], index), descent.data[1].index_select(0, index)
+        xs = take(descent.data[0], index)
+        ys = descent.data[1].index_select(0, index)
         if augment is not None:
             xs, ys = augment(xs, ys)
         if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:

@@ -121,7 +121,9 @@ class Corrected:
         at_anchor: bool,
         drift: list[torch.Tensor] | None,
     ) -> None:
-        self._made, self._scale, self._proximal = made, scale, proximal
+        self._made = made
+        self._scale = scale
+        self._proximal = proximal
         self.added = self.constant = added
         self.drift = drift
         self._at_anchor = at_anchor
@@ -135,10 +137,14 @@ class Corrected:
 
     @torch.no_grad()
     def step(self) -> None:
-        made, scale, weights = self._made, self._scale, self._weights
-        constant, pull = self.constant, self._proximal
+        made = self._made
+        scale = self._scale
+        weights = self._weights
+        constant = self.constant
+        pull = self._proximal
         if self._at_anchor:
-            constant, pull = self.added, 0.0
+            constant = self.added
+            pull = 0.0
             self._at_anchor = False
         gradients = []
         for p in self._parameters:  # 0 if the loss does not depend on it

@@ -142,9 +142,8 @@ def revoke(directory: str | Path, ids: Iterable[int], public: str | None = None)
             file = allowed / str(k)
             known = _read_keys(file) if file.exists() else {}
             if not known or (public is not None and public.strip() not in known):
-                raise ConfigError(
-                    f"{allowed}: client {k} has no {'such ' * bool(public)}key to revoke."
-                )
+                which = "such key" if public else "key"
+                raise ConfigError(f"{allowed}: client {k} has no {which} to revoke.")
             left = {} if public is None else {k: t for k, t in known.items() if k != public.strip()}
             if left:
                 _write_keys(file, left)
@@ -260,7 +259,9 @@ class Keyring:
             now = allowed.stat()
         except FileNotFoundError:
             self.version += bool(self._known)
-            self._speakers, self._known, self._read_at = {}, frozenset(), None
+            self._speakers = {}
+            self._known = frozenset()
+            self._read_at = None
             self._expired = {}
             self._names = {}
             self.ends = []
@@ -308,7 +309,8 @@ class Keyring:
             if until < math.inf
         ]
         self._known = frozenset().union(*self._speakers.values())
-        self._expired, self._former = expired, self._former | self._known
+        self._expired = expired
+        self._former = self._former | self._known
         # The clock behind mtime ticks every few milliseconds: a change within the same tick would
         # go unseen, so a directory that changed just now is read once more next time.
         settled = time.time_ns() - now.st_mtime_ns > 50_000_000

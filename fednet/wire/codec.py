@@ -140,10 +140,12 @@ def cut(
     first: Content
     rest: Content
     if isinstance(body, Body):
-        first, rest = Body(body.values[:count]), Body(body.values[count:])
+        first = Body(body.values[:count])
+        rest = Body(body.values[count:])
     else:
         at = sum([field.size for field in form[:count]])
-        first, rest = body[:at], body[at:]
+        first = body[:at]
+        rest = body[at:]
     return (form[:count], first), (form[count:], rest)
 
 

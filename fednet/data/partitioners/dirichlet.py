@@ -81,7 +81,8 @@ def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
     largest share that any client can spare, from the client that holds most of it (of equals the
     lowest id) and has more than `least` in all. There are enough samples for all.
     """
-    sizes, held = sizes.copy(), sizes.sum(axis=0)
+    sizes = sizes.copy()
+    held = sizes.sum(axis=0)
     for client in np.flatnonzero(held < least):
         for c in np.argsort(-shares[:, client], kind="stable"):
             while held[client] < least:

@@ -90,7 +90,8 @@ class Classification:
         self, outputs: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The outputs (n, C) and labels (n,) of all positions that have a label."""
-        outputs, y = self.classes_last(outputs, y).flatten(0, -2), y.flatten()
+        outputs = self.classes_last(outputs, y).flatten(0, -2)
+        y = y.flatten()
         return outputs[y != IGNORED], y[y != IGNORED]
 
     def classes_last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -153,7 +154,8 @@ def class_axis(module: nn.Module, x: Inputs, y: torch.Tensor, outputs: torch.Ten
     declared = getattr(module, "class_axis", None)
     if declared in (-1, 1):
         return int(declared)
-    head, features = getattr(module, "head", None), getattr(module, "features", None)
+    head = getattr(module, "head", None)
+    features = getattr(module, "features", None)
     if isinstance(head, nn.Linear) and callable(features):
         with torch.no_grad():
             if torch.equal(head(features(x)), outputs):

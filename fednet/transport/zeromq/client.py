@@ -37,7 +37,8 @@ from fednet.transport.zeromq.sockets import (
 
 log = logging.getLogger(__name__)
 
-RETRY_MS, RETRY_MAX_MS = 100, 2000  # between two attempts: the first time, and at most
+RETRY_MS = 100  # between the first two attempts
+RETRY_MAX_MS = 2000  # at most, between two attempts
 
 REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed

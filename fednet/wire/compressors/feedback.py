@@ -221,7 +221,8 @@ class DGC(Feedback):
             raise ConfigError(f"{said}: expected a momentum from 0, below 1.")
         if clip < 0:
             raise ConfigError(f"{said}: expected a norm, 0 or above.")
-        self.momentum, self.clip = float(momentum), float(clip)
+        self.momentum = float(momentum)
+        self.clip = float(clip)
 
     def refused(self, select: Reduce | None, values: Values | None) -> str:
         if not isinstance(select, TopK):

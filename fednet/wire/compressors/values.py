@@ -117,7 +117,8 @@ class Blocks(Values):
         largest = np.abs(rows).max(axis=1, initial=0.0)
         m = np.float32(largest.max(initial=0.0))
         if not np.isfinite(m):  # what is read with such a scale is not finite either
-            rows[:], largest[:] = 0, 0
+            rows[:] = 0
+            largest[:] = 0
         ratio = largest / m if np.isfinite(m) and m > 0 else largest
         share = ratio.astype(np.float16)
         # Rounded up: no value then lies beyond its block's scale.
