@@ -204,6 +204,116 @@ def descend(
             parameter.requires_grad_(True).grad = None
 
 
+class _Optimizers:
+    """The optimizers of a descent: one of the model's parameters that are trained and, so that
+    neither changes the other's steps, one of the tensors beside them.
+    """
+
+    def __init__(self, descent: Descent, beside: dict[str, torch.Tensor]) -> None:
+        recipe = descent.recipe
+        assert recipe.lr is not None
+        own = {name: descent.scratch.parameters[name] for name in descent.trained}
+        self.groups: list[list[torch.Tensor]] = []
+        self.made: list[Optimizer] = []
+        # By the name in the descent's memory: the tensor, and the optimizer that has its state.
+        self._by_name: dict[str, tuple[torch.Tensor, Optimizer]] = {}
+        for prefix, group in (("", own), ("+", beside)):
+            if not group:
+                continue
+            one = optimizer(
+                recipe.optimizer,
+                list(group.values()),
+                lr=recipe.lr,
+                momentum=recipe.momentum,
+                weight_decay=recipe.weight_decay,
+            )
+            self.groups.append(list(group.values()))
+            self.made.append(one)
+            self._by_name |= {prefix + name: (p, one) for name, p in group.items()}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [p for group in self.groups for p in group]
+
+    def recall(self, memory: dict[str, torch.Tensor]) -> None:
+        """Takes up the state that an earlier descent left in memory."""
+        for key, value in memory.items():
+            name, _, what = key.rpartition("/")
+            p, one = self._by_name[name]
+            # In the parameter's own order in memory; Adam's number of steps is a scalar.
+            held = value.to(p.device, copy=True)
+            if value.shape == p.shape:
+                held = torch.empty_like(p, requires_grad=False).copy_(value)
+            one.state.setdefault(p, {})[what] = held
+
+    def remember(self, memory: dict[str, torch.Tensor]) -> None:
+        """Leaves the state in memory."""
+        for name, (p, one) in self._by_name.items():
+            memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
+
+    def set_rate(self, rate: float) -> None:
+        for one in self.made:
+            one.param_groups[0]["lr"] = rate
+
+
+def _steppers(descent: Descent, made: Sequence[Optimizer]) -> list[Optimizer | Corrected]:
+    """Returns what takes a step: the optimizers, that of the model's parameters corrected as the
+    hooks say. The tensors beside them are not corrected.
+    """
+    hooks = descent.hooks
+    trained = descent.trained
+    if not trained or hooks.neutral:
+        return [*made]
+    scratch = descent.scratch
+    anchor = None
+    added = None
+    drift = None
+    if hooks.proximal != 0.0:
+        toward = scratch.values() if hooks.toward is None else hooks.toward
+        anchor = scratch.flat(toward, trained)
+    if hooks.add_to_grad is not None:
+        added = scratch.flat(hooks.add_to_grad, trained)
+    if hooks.add_to_step is not None:
+        drift = scratch.flat(hooks.add_to_step, trained)
+    corrected = Corrected(
+        made[0], hooks.scale_grad, added, hooks.proximal, anchor, hooks.toward is None, drift
+    )
+    return [corrected, *made[1:]]
+
+
+def _captured(descent: Descent) -> graphs.Captured | None:
+    """Returns the captured step of such descents; None where steps are not replayed. Steps that
+    draw, or depend on earlier ones, cannot be captured. There are no tensors beside the model.
+    """
+    scratch = descent.scratch
+    recipe = descent.recipe
+    device = scratch.device
+    plain = descent.hooks.neutral or not descent.trained
+    alike = (recipe.optimizer, recipe.momentum, recipe.local_schedule) == ("sgd", 0.0, "constant")
+    if not descent.graphs or device.type not in graphs.DEVICES or scratch.may_draw:
+        return None
+    if not plain or not alike:
+        return None
+    key = (descent.settings, tuple(descent.trained))
+    return graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
+
+
+def _shuffled(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.Tensor]:
+    """Returns the samples in the order of the next epoch, on the device: gathered once, so that a
+    batch is a view.
+    """
+    scratch = descent.scratch
+    order = torch.from_numpy(descent.order.permutation(descent.n))
+    index = order.to(scratch.device, non_blocking=True)
+    x = take(descent.data[0], index)
+    y = descent.data[1].index_select(0, index)
+    if augment is not None:
+        x, y = augment(x, y)
+    if scratch.channels_last and isinstance(x, torch.Tensor) and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x, y
+
+
 def _descend(
     descent: Descent,
     task: Task,
@@ -212,73 +322,18 @@ def _descend(
     augment: Augment | None,
 ) -> Run:
     """Takes all steps of a descent that has some."""
-    scratch = descent.scratch
     recipe = descent.recipe
-    hooks = descent.hooks
-    module = scratch.module
-    device = scratch.device
-    trained = descent.trained
+    module = descent.scratch.module
+    device = descent.scratch.device
     assert recipe.lr is not None
-    own: list[torch.Tensor] = [scratch.parameters[name] for name in trained]
-    others = [] if beside is None else list(beside.values())
-    extras = () if beside is None else (beside,)
-    parameters = [*own, *others]
-    groups: list[list[torch.Tensor]] = []
-    made: list[Optimizer] = []
-    for group in (own, others):
-        if group:
-            groups.append(group)
-            made.append(
-                optimizer(
-                    recipe.optimizer,
-                    group,
-                    lr=recipe.lr,
-                    momentum=recipe.momentum,
-                    weight_decay=recipe.weight_decay,
-                )
-            )
-    memory = descent.memory
-    stepped: dict[str, tuple[torch.Tensor, Optimizer]] = {}  # by name: the tensor, and by what
-    if memory is not None:
-        names = [*trained, *(f"+{name}" for name in beside or ())]
-        each = [one for one, group in zip(made, groups) for _ in group]
-        stepped = {name: (p, one) for name, p, one in zip(names, parameters, each)}
-        for key, value in memory.items():
-            name, _, what = key.rpartition("/")
-            p, one = stepped[name]
-            # In the parameter's own order in memory; Adam's number of steps is a scalar.
-            held = value.to(p.device, copy=True)
-            if value.shape == p.shape:
-                held = torch.empty_like(p, requires_grad=False).copy_(value)
-            one.state.setdefault(p, {})[what] = held
-    steppers: list[Optimizer | Corrected] = [*made]
-    if trained and not hooks.neutral:  # the extra tensors are not corrected
-        toward = hooks.toward
-        anchor = None
-        added = None
-        drift = None
-        if hooks.proximal != 0.0:
-            anchor = scratch.flat(scratch.values() if toward is None else toward, trained)
-        if hooks.add_to_grad is not None:
-            added = scratch.flat(hooks.add_to_grad, trained)
-        if hooks.add_to_step is not None:
-            drift = scratch.flat(hooks.add_to_step, trained)
-        steppers[0] = Corrected(
-            made[0], hooks.scale_grad, added, hooks.proximal, anchor, toward is None, drift
-        )
+    optimizers = _Optimizers(descent, beside or {})
+    parameters = optimizers.tensors
+    if descent.memory is not None:
+        optimizers.recall(descent.memory)
+    steppers = _steppers(descent, optimizers.made)
     cast, scale = autocast(recipe.precision, device)
-    replay = None
-    # Steps that draw, or depend on earlier ones, cannot be captured.
-    if (
-        descent.graphs
-        and device.type in graphs.DEVICES
-        and not scratch.may_draw
-        and not beside
-        and steppers == made
-        and (recipe.optimizer, recipe.momentum, recipe.local_schedule) == ("sgd", 0.0, "constant")
-    ):
-        key = (descent.settings, tuple(trained))
-        replay = graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
+    extras = () if beside is None else (beside,)
+    replay = None if beside else _captured(descent)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 
@@ -296,7 +351,7 @@ def _descend(
             torch._foreach_mul_(found, 1.0 / scale)
         if recipe.clip_norm is not None:
             # The extra tensors must not change the model's step.
-            for group in groups:
+            for group in optimizers.groups:
                 torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
         for stepper in steppers:
             stepper.step()
@@ -308,36 +363,25 @@ def _descend(
     # The first training of a kind chooses kernels, the second is captured.
     if replay is not None and replay.trainings == 1:
         replay.step = train_batch
-    steps = descent.steps
     seen = 0
     step = 0
-    while step < steps:
-        # The samples are gathered in the epoch's order once; a batch is a view.
-        order = torch.from_numpy(descent.order.permutation(descent.n))
-        index = order.to(device, non_blocking=True)
-        xs = take(descent.data[0], index)
-        ys = descent.data[1].index_select(0, index)
-        if augment is not None:
-            xs, ys = augment(xs, ys)
-        if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
-            xs = xs.contiguous(memory_format=torch.channels_last)
-        for start, end in descent.cuts[: steps - step]:
-            if recipe.local_schedule != "constant":
-                for one in made:
-                    one.param_groups[0]["lr"] = scheduled(
-                        recipe.local_schedule, recipe.lr, step + 1, steps
-                    )
-            if replay is not None and replay.trainings and end - start == recipe.batch_size:
-                replay(piece(xs, start, end), ys[start:end])
-            else:
-                train_batch(piece(xs, start, end), ys[start:end])
-            seen += end - start
+    while step < descent.steps:
+        x, y = _shuffled(descent, augment)
+        for start, end in descent.cuts[: descent.steps - step]:
             step += 1
+            if recipe.local_schedule != "constant":
+                rate = scheduled(recipe.local_schedule, recipe.lr, step, descent.steps)
+                optimizers.set_rate(rate)
+            if replay is not None and replay.trainings and end - start == recipe.batch_size:
+                replay(piece(x, start, end), y[start:end])
+            else:
+                train_batch(piece(x, start, end), y[start:end])
+            seen += end - start
             if descent.progress is not None:
-                descent.progress(step, steps)
+                descent.progress(step, descent.steps)
+        del x, y  # else they would lie beside those of the next epoch
     if replay is not None:
         replay.trainings += 1
-    if memory is not None:
-        for name, (p, one) in stepped.items():
-            memory.update({f"{name}/{what}": x for what, x in one.state.get(p, {}).items()})
+    if descent.memory is not None:
+        optimizers.remember(descent.memory)
     return Run(descent.n, step, float(total) / seen)
