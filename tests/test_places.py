@@ -16,7 +16,7 @@ from fednet import models, places, world
 from fednet.cli.main import main
 from fednet.data import loading
 from fednet.errors import ConfigError
-from fednet.experiment.faults import Replay
+from fednet.server.faults import Replay
 from tests.rooms import SMALL, run
 
 PARTS = """

@@ -97,7 +97,7 @@ def check(config: Config, quiet: bool) -> int:
     """Builds everything that a run needs before its first round, and stops."""
     from fednet import world
     from fednet.experiment import build, privacy, selection
-    from fednet.experiment.faults import Replay
+    from fednet.server.faults import Replay
 
     selection.cohort(config, 1)
     world.of(config), world.links(config, 0)

@@ -40,11 +40,11 @@ from fednet.errors import (
     stop_signals,
 )
 from fednet.experiment import placement
-from fednet.experiment.faults import struck
 from fednet.experiment.rundir import log_to
 from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
+from fednet.server.faults import struck
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting, stop_signals_handled, stopped_by
 

@@ -21,12 +21,12 @@ import torch
 
 from fednet.errors import CannotGoOn
 from fednet.experiment import selection
-from fednet.experiment.faults import Replay
 from fednet.protocol.tasks import STATE_LOST, TaskSpec
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import OpenExchange, OpenRound
 from fednet.server.exchanges import Exchanges
+from fednet.server.faults import Replay
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, Recorded

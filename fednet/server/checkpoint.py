@@ -25,11 +25,11 @@ from fednet.algorithms.state import (
     write_state,
 )
 from fednet.errors import StateError
-from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, listed, read_record, write_record
 from fednet.plain import plain
 from fednet.records import reading
 from fednet.records.manifest import FORMAT, RESTORE, RunProgress, UnderWay, read_manifest
+from fednet.server.rows import RowStore
 from fednet.tensors import Layout, Slot, Tensors
 
 

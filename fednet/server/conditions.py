@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from fednet import world as worlds
 from fednet.experiment.build import Experiment
-from fednet.experiment.clock import VirtualClock
-from fednet.experiment.faults import Faults, struck
 from fednet.experiment.rundir import RunDirectory
 from fednet.records import reading
+from fednet.server.clock import VirtualClock
+from fednet.server.faults import Faults, struck
 
 
 class Conditions:

@@ -25,19 +25,19 @@ from fednet import seeds
 from fednet.algorithms.base import Payload
 from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
-from fednet.experiment.clock import task_bytes
 from fednet.experiment.evaluations import (
     EvaluationReply,
     counts_by_model,
     evaluated_clients,
     evaluation_due,
 )
-from fednet.experiment.faults import drops
 from fednet.ids import as_text
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, TaskSpec, end_of
 from fednet.server.clients import Clients
+from fednet.server.clock import task_bytes
 from fednet.server.conditions import Conditions
 from fednet.server.exchange import OpenExchange, RunState
+from fednet.server.faults import drops
 from fednet.server.inbox import ReceivedReply, evaluation_in
 from fednet.server.io import LEFT_OUT
 from fednet.server.records import Records

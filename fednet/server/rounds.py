@@ -25,10 +25,9 @@ from fednet.capacity import give_back_freed
 from fednet.config import Config
 from fednet.config.schema import JOIN_S
 from fednet.errors import CannotGoOn, ClientsJoin, Stopped
-from fednet.experiment import candidates, privacy, selection
+from fednet.experiment import privacy, selection
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
-from fednet.experiment.store import on_disk
 from fednet.ids import as_text
 from fednet.journal.book import Kinds, add_kinds
 from fednet.journal.events import Tally
@@ -36,7 +35,7 @@ from fednet.models.start import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import Candidate, RunProgress
-from fednet.server import exports
+from fednet.server import candidates, exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.conditions import Conditions
 from fednet.server.driver import drive
@@ -48,6 +47,7 @@ from fednet.server.exchange import (
 )
 from fednet.server.exchanges import Exchanges
 from fednet.server.resources import Resources
+from fednet.server.rows import on_disk
 from fednet.server.schedule import Schedule
 from fednet.server.sources import POLL_S, Event, Source
 from fednet.server.tracking import Trackers

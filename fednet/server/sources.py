@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from fednet.experiment.clock import reply_bytes
 from fednet.protocol.tasks import TaskSpec
+from fednet.server.clock import reply_bytes
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Schedule
 

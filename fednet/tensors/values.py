@@ -251,7 +251,7 @@ def combine(hashes: Iterable[str]) -> str:
 
 # -- tensors by client ---------------------------------------------------------------------------
 class Rows(Protocol):
-    """Keeps rows that memory does not hold (`experiment.store.RowStore`)."""
+    """Keeps rows that memory does not hold (`server.rows.RowStore`)."""
 
     def write(self, row: Tensors) -> str:
         """Keeps a row; returns the name that `read` takes."""

@@ -444,8 +444,8 @@ def partitioner(name: str) -> Iterator[str]:
 def selection(name: str, file: File) -> Iterator[str]:
     """Checks a selection, on made-up clients and in small runs. file: defines it."""
     from fednet.data.reading import call
-    from fednet.experiment import candidates
     from fednet.records.manifest import Candidate
+    from fednet.server import candidates
 
     part = registry.selection.get(name)
     options = _default_options(registry.selection, name)

@@ -25,13 +25,14 @@ from fednet.client.loop import read_server
 from fednet.errors import FednetError, StateError
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
-from fednet.experiment.store import ClientStore, Record, on_disk
+from fednet.experiment.store import ClientStore, Record
 from fednet.files import Lines, digest, read_lines, write_record
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
+from fednet.server.rows import on_disk
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from tests.books import journal_in

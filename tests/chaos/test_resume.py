@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fednet.experiment.faults import POINTS
+from fednet.server.faults import POINTS
 from tests.books import read_book
 from tests.chaos.test_books import agree
 from tests.processes import Federation, crashes, finished, undisturbed

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from fednet import seeds
-from fednet.experiment.faults import POINTS
+from fednet.server.faults import POINTS
 from fednet.transport.base import Closed, Event, Frames, Received
 from tests.processes import Federation, undisturbed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fednet.experiment.faults import POINTS
+from fednet.server.faults import POINTS
 from tests.processes import Federation, crashes, finished, in_process, until
 
 # MOON's clients keep a state of their own. Client 3 is slow: its task lasts for several updates,

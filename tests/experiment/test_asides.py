@@ -16,9 +16,10 @@ from fednet.algorithms.scaffold import Scaffold
 from fednet.algorithms.state import write_state
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
-from fednet.experiment.store import ClientStore, Record, RowStore
+from fednet.experiment.store import ClientStore, Record
 from fednet.files import ASIDE, clear_asides, write_aside
 from fednet.server.checkpoint import Checkpoints, RunProgress
+from fednet.server.rows import RowStore
 from fednet.tensors import Layout, Slot, Tensors
 
 ROW = Tensors.pack(Layout((Slot("w", (3,), "parameter"),)), {"w": torch.ones(3)})

@@ -22,9 +22,10 @@ from fednet.algorithms.state import check_of, read_state
 from fednet.cli.common import guarded
 from fednet.data.datasets.arrays import arrays
 from fednet.errors import ConfigError, DataError, StateError
-from fednet.experiment.store import RowStore, read_client
+from fednet.experiment.store import read_client
 from fednet.files import write_record
 from fednet.server.checkpoint import Checkpoints
+from fednet.server.rows import RowStore
 from fednet.tensors import Layout
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fednet"

@@ -13,8 +13,8 @@ from fednet.config import (
     DevicesSection,
     LinkSection,
 )
-from fednet.experiment.clock import VirtualClock
 from fednet.protocol.tasks import Leaves
+from fednet.server.clock import VirtualClock
 
 
 def clock() -> VirtualClock:

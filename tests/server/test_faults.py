@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fednet import config as configuration
-from fednet.experiment.faults import Faults
+from fednet.server.faults import Faults
 from fednet.wire.messages import Fault
 
 

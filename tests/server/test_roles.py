@@ -19,8 +19,8 @@ from fednet.algorithms.base import (
     Weights,
 )
 from fednet.algorithms.fedavg import FedAvg
-from fednet.experiment.store import RowStore, on_disk
 from fednet.server.evaluation import model_hashes
+from fednet.server.rows import RowStore, on_disk
 from fednet.tensors import Slot
 from tests.rooms import hashes, run, summary
 

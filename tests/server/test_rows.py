@@ -11,9 +11,9 @@ import torch
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.fedvarp import FedVARP
 from fednet.errors import StateError
-from fednet.experiment.store import RowStore
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints
+from fednet.server.rows import RowStore
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednet.experiment.faults import Faults
+from fednet.server.faults import Faults
 from tests.rooms import hashes, lines, run, small
 
 STRIKES = {"schedule": [{"round": 1, "client": 1, "kind": "delay", "seconds": 0.01}]}

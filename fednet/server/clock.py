@@ -8,7 +8,6 @@ over, the same in every repetition.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -16,13 +15,11 @@ from fednet import world as worlds
 from fednet.config import Config
 from fednet.experiment import links
 from fednet.protocol.tasks import Leaves, TaskSpec, message_of
+from fednet.server.inbox import ReceivedReply
 from fednet.transport.framing import framing
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
-
-if TYPE_CHECKING:
-    from fednet.server.inbox import ReceivedReply
 
 
 class VirtualClock:
