@@ -10,20 +10,20 @@ from fednet.errors import complain
 
 
 def fednet() -> int:
-    return _begun("fednet", "main")
+    return _run_command("fednet", "main")
 
 
 def server() -> int:
-    return _begun("fednet-server", "server")
+    return _run_command("fednet-server", "server")
 
 
 def client() -> int:
-    return _begun("fednet-client", "client")
+    return _run_command("fednet-client", "client")
 
 
-def _begun(prog: str, module: str) -> int:
+def _run_command(prog: str, module: str) -> int:
     try:
         return int(importlib.import_module(f"fednet.cli.{module}").main())
-    except KeyboardInterrupt:  # before `guarded` was reached
+    except KeyboardInterrupt:  # before `run_guarded` was reached
         complain(f"{prog}: stopped by Ctrl-C.")
         return 130

@@ -185,7 +185,7 @@ def bind_arguments(parser: argparse.ArgumentParser) -> None:
     path_argument(parser, "--keys", "folder of the server's keys")
 
 
-def configured(
+def config_of(
     args: argparse.Namespace, typed: Callable[[Config], None] = lambda config: None
 ) -> Config:
     """The configuration of a command line; without CONFIG, all defaults. With --resume, CONFIG may
@@ -233,10 +233,12 @@ def execute(prog: str, verb: Any, words: Sequence[str], ends: bool) -> int:
     # No command opens a window, and what a notebook asks of its own processes need not be here.
     os.environ.pop("MPLBACKEND", None)
     out = args.out if prog in WRITING else None
-    return guarded(prog, lambda: int(verb.run(args) or 0), out, ends)
+    return run_guarded(prog, lambda: int(verb.run(args) or 0), out, ends)
 
 
-def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False) -> int:
+def run_guarded(
+    prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False
+) -> int:
     """Runs `main`, and turns what it raises into one or two sentences and an exit status. ends:
     the process ends with that status.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli import values
-from fednet.cli.report import counted_and_labelled, opened, runs_argument
+from fednet.cli.report import counted_and_labelled, open_runs, runs_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from fednet.report import publishing, tables
 
-    runs = opened(args.runs)
+    runs = open_runs(args.runs)
     made = tables.table(runs, args.target, args.by, args.bytes, args.label)
     forms = {
         "table": tables.as_text,

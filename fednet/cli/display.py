@@ -134,7 +134,7 @@ def took(seconds: float) -> str:
     return span(round(seconds) if round(seconds) < 3600 else 60 * round(seconds / 60))
 
 
-def evaluated(name: str, own: str) -> str:
+def label_of_evaluation(name: str, own: str) -> str:
     """Returns the label of an accuracy on the clients, by its name in `EVALUATED_MODELS`. own: what
     the clients' own models are, `personal` or `local`.
     """
@@ -209,9 +209,9 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
         row("best test loss", f"{loss['best']:.4f} in round {loss['best_round']}")
     own = summary.get("own_model") or OWN
     for name, value in dict(summary.get("personal") or {}).items():
-        row(evaluated(name, own), percent(value))
+        row(label_of_evaluation(name, own), percent(value))
     for name, value in dict(summary.get("held_out") or {}).items():
-        row(f"held-out clients: {evaluated(name, own)}", percent(value))
+        row(f"held-out clients: {label_of_evaluation(name, own)}", percent(value))
     for name, value in dict(summary.get("metrics") or {}).items():
         row(f"final global {name}", f"{value:.4f}")
     for name, value in dict((summary.get("client_metrics") or {}).get("personal") or {}).items():

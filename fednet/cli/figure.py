@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli import values
-from fednet.cli.report import counted_and_labelled, opened, runs_argument
+from fednet.cli.report import counted_and_labelled, open_runs, runs_argument
 from fednet.records import METRICS
 
 
@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from fednet.report import curves
 
-    runs = opened(args.runs)
+    runs = open_runs(args.runs)
     caption = curves.figure(
         runs,
         args.out,

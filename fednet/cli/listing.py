@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from fednet import registry
-from fednet.cli.common import common_arguments, configured, table
+from fednet.cli.common import common_arguments, config_of, table
 from fednet.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _world(args: argparse.Namespace) -> None:
     if not any(text.startswith("clients=") for text in args.set):
         args.set = [*args.set, f"clients={world.clients(trace)}"]
     args.set = [*args.set, f"{kind}.trace={json.dumps(trace)}"]
-    config = configured(args)
+    config = config_of(args)
     import numpy as np
 
     from fednet.world.presence import available

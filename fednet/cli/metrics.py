@@ -11,7 +11,7 @@ from fednet.cli.display import Display
 from fednet.errors import ConfigError, lacking
 from fednet.ids import ranges_as_text
 from fednet.plain import JsonMapping
-from fednet.records import known
+from fednet.records import all_metrics
 from fednet.serve.http import Pages
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Metrics(Display):
                 self._useful.labels(way, kind).inc(useful)
         for phase, seconds in (record.seconds_by_phase or {}).items():
             self._seconds.labels(phase).inc(seconds)
-        for metric in known([record]):
+        for metric in all_metrics([record]):
             value = metric.of(record)
             if value is None:
                 continue  # what no round has measured is not served: 0 would pass for a result

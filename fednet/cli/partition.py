@@ -6,7 +6,7 @@ import argparse
 import json
 
 from fednet.cli import values
-from fednet.cli.common import CONFIG, common_arguments, configured, table
+from fednet.cli.common import CONFIG, common_arguments, config_of, table
 from fednet.files import write_aside
 
 
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    config = configured(args)
+    config = config_of(args)
     from fednet import registry
     from fednet.data import division, loading
     from fednet.report import figures

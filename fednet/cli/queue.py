@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fednet.cli import values
-from fednet.cli.common import CONFIG, Parser, common_arguments, configured, table
+from fednet.cli.common import CONFIG, Parser, common_arguments, config_of, table
 from fednet.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     queue = Queue(args.at)
     if args.does == "submit" and args.resume is None:
-        entry = queue.submit(configured(args))
+        entry = queue.submit(config_of(args))
     elif args.does == "submit" and (args.config is not None or args.set or args.load):
         raise ConfigError(
             "--resume continues a run as it was submitted: leave out CONFIG, --set and --load."
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         entries = queue.entries()
         rows = [(str(entry.number), entry.name, entry.state, entry.reason) for entry in entries]
         table(("run", "name", "state", "reason"), rows)
-        if any(entry.state in OPEN for entry in entries) and not queue.served:
+        if any(entry.state in OPEN for entry in entries) and not queue.has_server:
             print(
                 f"No server is running for {args.at}: `fednet serve {args.at}` continues the queue."
             )

@@ -24,12 +24,12 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def opened(paths: Sequence[Path]) -> list[Run]:
+def open_runs(paths: Sequence[Path]) -> list[Run]:
     """The named runs; of a sweep's folder, all its cells that are done."""
     from fednet.report import open_run
     from fednet.sweep import order
 
-    return [open_run(run) for path in paths for run in order.ended(path) or [path]]
+    return [open_run(run) for path in paths for run in order.finished_runs(path) or [path]]
 
 
 def counted_and_labelled(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from fednet.report import page
 
-    runs = opened(args.runs)
+    runs = open_runs(args.runs)
     out = args.out or (runs[0].dir / "report.html" if len(runs) == 1 else Path("report.html"))
     page.write(runs, out)
     if not args.quiet:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import RESUMED, add_flags, common_arguments, configured
+from fednet.cli.common import RESUMED, add_flags, common_arguments, config_of
 from fednet.config import Config
 from fednet.errors import StateError
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from fednet.data import ahead
 
     with uncollected():
-        config = configured(args, partial(ahead.begin, root=None))
+        config = config_of(args, partial(ahead.begin, root=None))
         from fednet.launch.start import run_command
     from fednet.cli.api import report
 

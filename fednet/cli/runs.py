@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     now = time.time()
     listed = [
         one
-        for one in runs.found(args.places or [places.runs()])
+        for one in runs.find_runs(args.places or [places.runs()])
         if args.older is None or one.days(now) >= args.older
     ]
     rows = [

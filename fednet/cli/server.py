@@ -12,7 +12,7 @@ from fednet.cli.common import (
     add_flags,
     bind_arguments,
     common_arguments,
-    configured,
+    config_of,
     execute,
 )
 from fednet.cli.run import hosting, run_arguments
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from fednet.data import ahead
 
     with uncollected():
-        config = configured(args, partial(ahead.begin, root=args.data))
+        config = config_of(args, partial(ahead.begin, root=args.data))
         from fednet.launch.start import serve
     from fednet.cli.api import report
 

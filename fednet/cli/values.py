@@ -93,7 +93,7 @@ def new_file(*kinds: str) -> Callable[[str], Path]:
     anything is computed for it.
     """
 
-    def checked(text: str) -> Path:
+    def check(text: str) -> Path:
         file = path(text)
         if file.suffix[1:].lower() not in kinds:
             raise argparse.ArgumentTypeError(
@@ -108,4 +108,4 @@ def new_file(*kinds: str) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(f"there is no folder {str(file.parent)!r}")
         return file
 
-    return checked
+    return check

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         print(verdict.text)
         for run, name in zip((a, b), verify.names(a, b), strict=True):
-            if line := verify.counted(run, name):
+            if line := verify.kernel_counts(run, name):
                 print(line)
     return 0 if verdict.same else 1
 

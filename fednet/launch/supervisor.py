@@ -158,7 +158,7 @@ class Supervisor:
                         child.signal(number)
                     until = time.monotonic() + seconds
                     while self.children and (left := until - time.monotonic()) > 0:
-                        self._ended(connection.wait(list(self.children), left))
+                        self._reap(connection.wait(list(self.children), left))
                 os.close(self.pipe)
                 os.close(self.pipe_in)
 
@@ -262,7 +262,7 @@ class Supervisor:
                     child.ready = True
                 elif child is not None:  # it is silent: it lives, but hangs, and is replaced
                     child.signal(signal.SIGKILL)
-            for child, status in self._ended(ready):
+            for child, status in self._reap(ready):
                 if child.role != "server":
                     if self.stopping is None and status != 0:
                         self._worker_died(child, status)
@@ -312,7 +312,7 @@ class Supervisor:
             if child.role == "server":
                 child.signal(number)
 
-    def _ended(self, ready: Container[object]) -> list[tuple[Child, int]]:
+    def _reap(self, ready: Container[object]) -> list[tuple[Child, int]]:
         """Removes the children that have ended. Returns them with their exit status, which is minus
         the signal's number if a signal ended it. ready: by `wait`.
         """

@@ -21,9 +21,9 @@ from fednet.records.rows import Wire as Wire
 from fednet.records.table import COSTS as COSTS
 from fednet.records.table import METRICS as METRICS
 from fednet.records.table import Metric as Metric
-from fednet.records.table import known as known
+from fednet.records.table import all_metrics as all_metrics
 from fednet.records.table import line_parts as line_parts
 from fednet.records.table import mb as mb
 from fednet.records.table import metric as metric
+from fednet.records.table import metrics_shown as metrics_shown
 from fednet.records.table import percent as percent
-from fednet.records.table import shown as shown

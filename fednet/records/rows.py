@@ -320,7 +320,7 @@ class Messages(_Crossed, kw_only=True):
             else:
                 yield from range(ids[0], ids[1] + 1)
 
-    def summed(self) -> Wire:
+    def total(self) -> Wire:
         """Returns one message of no client, with the bytes of all together."""
         same = {name: getattr(self, name) for name in _Crossed.__struct_fields__}
         n = len(self)

@@ -27,7 +27,7 @@ def _number(value: float) -> str:
 class Metric:
     """A number of each round.
 
-    An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and
+    An accuracy names the model that was evaluated: `global`, or `{own}`, which `full_label` and
     `line_parts` replace by what the clients' own models are: `personal` or `local`
     (`Round.own_model`).
     """
@@ -35,7 +35,7 @@ class Metric:
     name: str
     """As `--y` has it."""
     label: str
-    """On an axis and in a table, see `titled`."""
+    """On an axis and in a table, see `full_label`."""
     field: str
     """Its place in a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
     `algorithm.epsilon`).
@@ -56,7 +56,7 @@ class Metric:
         """Whether it is 0..1."""
         return self.form is percent
 
-    def titled(self, own: str = OWN) -> str:
+    def full_label(self, own: str = OWN) -> str:
         """Returns its label, with what the clients' own models are."""
         return self.label.replace("{own}", own)
 
@@ -167,7 +167,7 @@ FURTHER = (
 )
 
 
-def known(rows: Iterable[Row] = ()) -> list[Metric]:
+def all_metrics(rows: Iterable[Row] = ()) -> list[Metric]:
     """Returns the metrics of the table, and those of `evaluate.metrics` in these rows."""
     found: dict[str, Metric] = {}
     for row in rows:
@@ -192,17 +192,17 @@ def known(rows: Iterable[Row] = ()) -> list[Metric]:
 
 def metric(name: str, rows: Iterable[Row] = ()) -> Metric:
     """Raises KeyError for a name that neither the table nor one of these rows has."""
-    return {m.name: m for m in known(rows)}[name]
+    return {m.name: m for m in all_metrics(rows)}[name]
 
 
-def shown(place: str, rows: Iterable[Row] = ()) -> list[Metric]:
+def metrics_shown(place: str, rows: Iterable[Row] = ()) -> list[Metric]:
     """Returns the metrics that are shown there."""
-    return [m for m in known(rows) if place in m.places.split()]
+    return [m for m in all_metrics(rows) if place in m.places.split()]
 
 
 def line_parts(row: Row, costs: bool = False) -> list[str]:
     """Returns the pieces of a round's line that its metrics have, or its costs."""
-    metrics = [m for m in (COSTS if costs else known([row])) if "line" in m.places.split()]
+    metrics = [m for m in (COSTS if costs else all_metrics([row])) if "line" in m.places.split()]
     own = row.get("own_model") or OWN
     every = {m.name: m.of(row) for m in metrics}
     found = {name: value for name, value in every.items() if value is not None}

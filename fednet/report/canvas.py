@@ -87,10 +87,10 @@ def write(figure: Figure, path: Path) -> Path:
     with canvas(figure.size, **style.FITTED, **{"font.size": 9}) as fig:
         figure.draw(fig)
         fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-        return saved(fig, path)
+        return save(fig, path)
 
 
-def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
+def save(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
     """Writes a drawing into a file; the ending of its name says the format."""
     made = io.BytesIO()
     kind = path.suffix.lower()
@@ -193,9 +193,11 @@ def _rename(element: ET.Element, own: str) -> None:
             element.set("d", _short(value))
         elif plain in STYLED and value.startswith("#"):
             del element.attrib[key]
-            element.set("style", f"{plain}: {_coloured(value)}; {element.get('style', '')}")
+            element.set(
+                "style", f"{plain}: {_with_page_colours(value)}; {element.get('style', '')}"
+            )
         elif plain == "style":
-            element.set("style", _coloured(value).replace("url(#", f"url(#{own}"))
+            element.set("style", _with_page_colours(value).replace("url(#", f"url(#{own}"))
     if element.tag != "text":
         element.text = element.text and element.text.strip()
     element.tail = None
@@ -205,5 +207,5 @@ def _short(path: str) -> str:
     return " ".join(re.sub(r"\d+\.\d+", lambda v: f"{round(float(v[0]), 2):g}", path).split())
 
 
-def _coloured(css: str) -> str:
+def _with_page_colours(css: str) -> str:
     return re.sub(r"#[0-9a-f]{6}\b", lambda c: style.ON_PAGE.get(c[0], c[0]), css)

@@ -44,7 +44,7 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
     for k, column in enumerate(columns):
         for c, image in column.items():
             tile = mosaic[c * h : c * h + h - GAP, k * w : k * w + w - GAP]
-            tile[..., :3] = shown(image)
+            tile[..., :3] = displayed_image(image)
             tile[..., 3] = 1.0
 
     def draw(figure: MplFigure) -> None:
@@ -69,7 +69,7 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
     )
 
 
-def shown(image: torch.Tensor) -> np.ndarray:
+def displayed_image(image: torch.Tensor) -> np.ndarray:
     """Returns (h, w, 3) in 0..1: the image stretched from its 1st to its 99th percentile, since
     condensed pixels have no bounds. One channel is drawn grey; of more than three, the first three.
     """

@@ -52,7 +52,7 @@ class Spent:
         self.messages = Counter(up=0, down=0)
         servers: dict[int, set[int]] = defaultdict(set)
         for line in run.grouped_messages():
-            w = line.summed()
+            w = line.total()
             servers[round_of(w)].add(w.incarnation)
             self.raw[w.direction] += w.raw_bytes
             self.messages[w.direction] += len(line)
@@ -61,7 +61,7 @@ class Spent:
         self.servers = set[int]().union(*servers.values())
         # Only a round in which two servers took part can have a payload twice.
         twice = {t for t, processes in servers.items() if len(processes) > 1}
-        for w in _repeated(run, twice) if twice else ():
+        for w in _repeated_messages(run, twice) if twice else ():
             self._count(w, USED, -1)
             self._count(w, REPEATED, 1)
 
@@ -121,7 +121,7 @@ def round_of(w: Wire) -> int:
     return AFTER if w.final else w.round
 
 
-def _repeated(run: Run, rounds: set[int]) -> Iterator[Wire]:
+def _repeated_messages(run: Run, rounds: set[int]) -> Iterator[Wire]:
     """Yields the used messages of these rounds whose payload crossed again to a later server: if
     one died between two checkpoints, the next one repeated the rounds since the first of them.
     """
@@ -187,13 +187,13 @@ def axis(by: str, bytes: str = "total", clock: str = "seconds") -> str:
     return f"MB sent ({ways.get(bytes, bytes)})"
 
 
-def counted(bytes: str) -> str:
+def what_counts(bytes: str) -> str:
     """Returns a sentence about which bytes MB counts."""
     return f"MB = 10^6 bytes {SENT[bytes]}, after compression, including protocol overhead"
 
 
 # -- bytes: wasted, predicted against measured -----------------------------------------------------
-def wasted(run: Run) -> dict[str, int]:
+def wasted_bytes(run: Run) -> dict[str, int]:
     """Returns bytes of payloads, and of the requests for them, that were not used or whose round
     was repeated, by reason, the largest first.
     """
@@ -202,7 +202,9 @@ def wasted(run: Run) -> dict[str, int]:
     return dict(sorted(reasons, key=lambda item: (-item[1], item[0])))
 
 
-def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict | None:
+def compare_prediction(
+    run: Run, prediction: Mapping[str, Mapping[str, int]] | None
+) -> JsonDict | None:
     """Compares the predicted bytes of the method's own messages with the measured ones, by
     direction and kind. None without a prediction.
     """
@@ -219,7 +221,7 @@ def predicted(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> J
     return out
 
 
-def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
+def byte_totals(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
     """up, down, total: all bytes; mb: of both; after: those in no round's record; useful: those of
     messages that were used; connection: of messages without a payload; raw: payload before
     compression.
@@ -247,6 +249,6 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
         "messages": dict(book.messages),
         "kinds": kinds,
     }
-    if compared := predicted(run, prediction):
+    if compared := compare_prediction(run, prediction):
         out["predicted"] = compared
     return out

@@ -16,7 +16,7 @@ from fednet import records
 from fednet.errors import ConfigError, unknown
 from fednet.files import write_aside
 from fednet.report import costs, groups, metrics, style
-from fednet.report.canvas import Figure, canvas, digits, saved, whole_ticks
+from fednet.report.canvas import Figure, canvas, digits, save, whole_ticks
 from fednet.report.groups import Group
 from fednet.report.read import Run
 
@@ -43,7 +43,7 @@ def curve(
         return None
     several = any(len(of[i].runs) > 1 for i in curves)
     across = costs.axis(x, bytes, of[0].clock)
-    label = groups.titled(of, y)
+    label = groups.metric_label(of, y)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
@@ -117,7 +117,7 @@ def to_target(
     with their band, a dot is a seed. A group of which a seed never reaches it has only dots, and
     says how many reach it. None if no run reaches it.
     """
-    y = metrics.measured(r for g in of for r in g.runs)
+    y = metrics.accuracy_metric(r for g in of for r in g.runs)
     costs_of = [[metrics.to_target(r, target, x, bytes, y) for r in g.runs] for g in of]
     reached = [[v for v in values if v is not None] for values in costs_of]
     if not any(reached):
@@ -141,7 +141,7 @@ def to_target(
             if len(g.runs) > 1:
                 ax.plot(got, [i] * len(got), "o", color="black", markersize=2.5, linestyle="")
         ax.set_yticks(range(len(of)), [g.label for g in of])
-        ax.set(xlabel=f"{unit} to {target:g} {groups.titled(of, y)}", xlim=(0, None))
+        ax.set(xlabel=f"{unit} to {target:g} {groups.metric_label(of, y)}", xlim=(0, None))
         ax.set_ylim(len(of) - 0.5, -0.5)
         ax.grid(False, axis="y")
 
@@ -152,7 +152,7 @@ def to_target(
     ]
     return Figure(
         f"to_target_{x}",
-        f"{unit[0].upper()}{unit[1:]} to {target:g} {groups.titled(of, y)}",
+        f"{unit[0].upper()}{unit[1:]} to {target:g} {groups.metric_label(of, y)}",
         "The first evaluated round at or above the target, not smoothed.",
         draw,
         table=rows,
@@ -183,7 +183,10 @@ def figure(
     an unknown metric or width, or if no run was evaluated.
     """
     path = Path(out)
-    known = (*(m.name for m in records.known(row for run in runs for row in run.rounds)), "cost")
+    known = (
+        *(m.name for m in records.all_metrics(row for run in runs for row in run.rounds)),
+        "cost",
+    )
     if y not in known:
         raise ConfigError(unknown("--y", y, known))
     if (y == "cost") != (target is not None):
@@ -214,13 +217,13 @@ def figure(
         made = curve(found, x, y, bytes, band)
         if made is None:
             raise ConfigError(
-                f"figure: none of the runs has {groups.titled(found, y)} in its rounds.jsonl."
+                f"figure: none of the runs has {groups.metric_label(found, y)} in its rounds.jsonl."
             )
     settings = {**style.FITTED, **style.PAPER, "lines.linewidth": 1.2}
     with canvas((inches, 0.68 * inches), **settings) as fig:
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)
-        saved(fig, path, dpi=300)
+        save(fig, path, dpi=300)
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(made.table)
     write_aside(path.with_suffix(".csv"), table.getvalue())
@@ -242,4 +245,4 @@ def _caption(
         over = f"One run per method ({which}), so no confidence band"
     lines = ", ".join(g.label for g in found)
     caption = f"{made.title}: {lines}. {groups.setting(runs)}. {over}."
-    return f"{caption} {costs.counted(bytes)}." if x == "mb" else caption
+    return f"{caption} {costs.what_counts(bytes)}." if x == "mb" else caption

@@ -65,7 +65,7 @@ def traffic(run: Run) -> Iterator[Figure]:
         for kind in book.kinds:
             values = np.asarray([sent[t, way, kind] for t in rounds])
             if values.any():
-                bars[way, kind] = _binned(rounds, values / 1e6)
+                bars[way, kind] = _bin_rounds(rounds, values / 1e6)
     colours = style.colours((kind for _, kind in bars), style.KINDS)
 
     def draw(fig: MplFigure) -> None:
@@ -95,14 +95,14 @@ def traffic(run: Run) -> Iterator[Figure]:
     )
     if after := book.by_round()[costs.AFTER]:
         note += f" The evaluation after the last round is not included ({size(after)})."
-    if predicted := costs.predicted(run, run.summary.predicted):
+    if predicted := costs.compare_prediction(run, run.summary.predicted):
         off = sum(abs(v["difference"]) for way in predicted.values() for v in way.values())
         note += (
             f" Measured and predicted payload differ by {off:,} bytes."
             if off
             else " The measured payload bytes match the prediction exactly."
         )
-    if wasted := costs.wasted(run):
+    if wasted := costs.wasted_bytes(run):
         reasons = ", ".join(f"{why} {size(n)}" for why, n in wasted.items())
         note += f" Not used, by reason: {reasons}."
         if costs.seconds_key(run) == "seconds_virtual":
@@ -112,7 +112,9 @@ def traffic(run: Run) -> Iterator[Figure]:
         "Traffic per round",
         note,
         draw,
-        hover=_stacked({f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}),
+        hover=_values_of_stack(
+            {f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}
+        ),
         legend=[named(kind) for kind in colours],
     )
 
@@ -175,7 +177,7 @@ def _seconds(
     ylabel: str,
 ) -> Figure:
     """Draws the parts of each round on one another. table, colours: by part."""
-    bars = {part: _binned(rounds, np.asarray(values)) for part, values in table.items()}
+    bars = {part: _bin_rounds(rounds, np.asarray(values)) for part, values in table.items()}
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
@@ -183,7 +185,7 @@ def _seconds(
         ax.set(xlabel="round", ylabel=ylabel)
         _legend(ax, colours)
 
-    hover = _stacked({f"{part}, s": bar for part, bar in bars.items()})
+    hover = _values_of_stack({f"{part}, s": bar for part, bar in bars.items()})
     return Figure(name, title, note, draw, hover=hover, legend=list(table))
 
 
@@ -229,7 +231,7 @@ def resources(run: Run) -> Iterator[Figure]:
         "each round, and the most memory that they had until then. Of a GPU: for how long it was "
         "busy, and its memory in use.",
         draw,
-        hover=_stacked({label: (x, v, 1.0) for label, v in values_by_label.items()}),
+        hover=_values_of_stack({label: (x, v, 1.0) for label, v in values_by_label.items()}),
         legend=list(colours),
         right=0.75,
     )
@@ -330,7 +332,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     clients = sorted(found, key=lambda c: (-found[c], c))
     last = np.asarray([found[c] for c in clients])
     name = "client_accuracy" if which == "global" else f"{which}_accuracy"
-    label = metric(name).titled(run.own_model)
+    label = metric(name).full_label(run.own_model)
 
     def bars(fig: MplFigure) -> None:
         ax = fig.add_subplot()
@@ -375,7 +377,7 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         step = max(1, len(rounds) // 10)
         ax.set_xticks(np.arange(0, len(rounds), step), map(str, rounds[::step]))
         ax.set(xlabel="evaluated round")
-        _named(ax.yaxis, classes)
+        _set_tick_names(ax.yaxis, classes)
 
     yield Figure(
         "classes",
@@ -402,8 +404,8 @@ def confusion(run: Run) -> Iterator[Figure]:
         ax = _shades(fig, shares, "true class", "share of the true class")
         ax.set(xlabel="predicted class")
         whole_ticks(ax.xaxis)
-        _named(ax.xaxis, classes)
-        _named(ax.yaxis, classes)
+        _set_tick_names(ax.xaxis, classes)
+        _set_tick_names(ax.yaxis, classes)
         ax.tick_params("x", rotation=90 if long else 0)
         if len(classes) <= WRITTEN:
             for i, j in np.argwhere(counts):
@@ -458,7 +460,7 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
         )
         ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
         whole_ticks(ax.xaxis)
-        _named(ax.yaxis, classes)
+        _set_tick_names(ax.yaxis, classes)
         text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
         ax.set_title(text, loc="right", fontsize=9)
 
@@ -495,7 +497,7 @@ def size(n: float) -> str:
 Bars = tuple[np.ndarray, np.ndarray, float]  # x, height, width
 
 
-def _binned(rounds: Sequence[int], values: np.ndarray) -> Bars:
+def _bin_rounds(rounds: Sequence[int], values: np.ndarray) -> Bars:
     """At most BARS bars; a bar of several rounds is their mean."""
     k = -(-len(rounds) // BARS)
     starts = range(0, len(rounds), k)
@@ -524,7 +526,7 @@ def _bars(
     whole_ticks(ax.xaxis)
 
 
-def _stacked(bars: dict[str, Bars]) -> JsonDict:
+def _values_of_stack(bars: dict[str, Bars]) -> JsonDict:
     """Returns the values of stacked bars, for the pointer: it shows all parts of a bar."""
     series = [
         {"l": label, "x": digits(x.tolist()), "m": digits(height.tolist())}
@@ -582,7 +584,7 @@ def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
     )
 
 
-def _named(axis: Axis, labels: Sequence[str]) -> None:
+def _set_tick_names(axis: Axis, labels: Sequence[str]) -> None:
     if len(labels) <= NAMED:
         axis.set_ticks(np.arange(len(labels)), labels, fontsize=9)
 

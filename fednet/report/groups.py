@@ -113,7 +113,7 @@ def pairs(a: Group, b: Group) -> list[tuple[Run, Run]]:
     return [(mine[s], theirs[s]) for s in sorted(mine) if s in theirs]
 
 
-def unpaired(a: Run, b: Run) -> list[str]:
+def differences_in_pair(a: Run, b: Run) -> list[str]:
     """In what two runs of one seed differ that should be the same in a pair."""
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
@@ -142,12 +142,12 @@ def metric_of(groups: Sequence[Group], y: str) -> Metric:
     return metric(y, (row for g in groups for run in g.runs for row in run.rounds))
 
 
-def titled(groups: Sequence[Group], y: str) -> str:
+def metric_label(groups: Sequence[Group], y: str) -> str:
     """Returns the label of a metric, which names the model whose accuracy it is, in each of these
     runs.
     """
     owns = sorted({r.own_model for g in groups for r in g.runs})
-    return metric_of(groups, y).titled(" or ".join(owns))
+    return metric_of(groups, y).full_label(" or ".join(owns))
 
 
 # -- settings in words -----------------------------------------------------------------------------

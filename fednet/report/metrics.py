@@ -67,7 +67,7 @@ def last(values: Sequence[tuple[int, float]]) -> tuple[float | None, int]:
     return _mean(tail), len(tail)
 
 
-def measured(runs: Iterable[Run]) -> str:
+def accuracy_metric(runs: Iterable[Run]) -> str:
     """Returns the metric that is the global model's accuracy in these runs: on the server's test
     set, or if no run has one, on the clients' tests.
     """
@@ -82,7 +82,7 @@ def check_target(target: float) -> None:
         raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {target:g}.")
 
 
-def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
+def first_round_at(values: Sequence[tuple[int, float]], target: float) -> int | None:
     """Returns the first evaluated round at or above the target, None if there is none."""
     return next((t for t, a in values if a >= target), None)
 
@@ -91,7 +91,7 @@ def to_target(
     run: Run, target: float, by: str = "rounds", bytes: str = "total", y: str = "accuracy"
 ) -> float | None:
     """Rounds, MB or seconds to a target accuracy; None if the run does not reach it."""
-    t = reached(curve(run, y), target)
+    t = first_round_at(curve(run, y), target)
     return None if t is None else cost(run, by, bytes)[t]
 
 
@@ -103,7 +103,7 @@ def speedup(run: Run, over: Run, at: int | None = None) -> tuple[int, float] | N
     if not before:
         return None
     R, target = before[-1]
-    t = reached(curve(run), target)
+    t = first_round_at(curve(run), target)
     return None if t is None else (t, R / t)
 
 
@@ -141,7 +141,7 @@ def class_spread(run: Run) -> float | None:
 
 # -- personalised ----------------------------------------------------------------------------------
 @once
-def ended(run: Run) -> list[Client]:
+def final_evaluation(run: Run) -> list[Client]:
     """Returns the records of the evaluation at the end; of the last one, if a run was continued
     with more rounds.
     """
@@ -162,7 +162,7 @@ def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
 def _latest(run: Run) -> dict[tuple[str, bool], dict[int, Client]]:
     """Returns what `latest` does, by its arguments: the rows of all are read once."""
     found: dict[tuple[str, bool], dict[int, Client]] = {}
-    for r in ended(run) or run.lines("clients"):
+    for r in final_evaluation(run) or run.lines("clients"):
         for name in (*EVALUATED_MODELS, "received"):
             if getattr(r, f"accuracy_{name}") is not None:
                 found.setdefault((name, bool(r.held_out)), {})[r.client] = r
@@ -171,11 +171,14 @@ def _latest(run: Run) -> dict[tuple[str, bool], dict[int, Client]]:
 
 def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
     """Returns the pooled accuracies of `latest`, by model."""
-    found = {name: pooled(latest(run, name, held_out).values(), name) for name in EVALUATED_MODELS}
+    found = {
+        name: pooled_accuracy(latest(run, name, held_out).values(), name)
+        for name in EVALUATED_MODELS
+    }
     return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
 
 
-def pooled(clients: Iterable[Client], name: str) -> float | None:
+def pooled_accuracy(clients: Iterable[Client], name: str) -> float | None:
     """FedABC Eq. 7 (Eq. 8 if `name` is balanced): correct over all clients / test samples over
     all clients.
     """
@@ -245,13 +248,13 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["personal"] = own_tests
     if left_out := accuracies(run, True):
         out["held_out"] = left_out
-    if asked := [r for r in ended(run) if not r.held_out]:
+    if asked := [r for r in final_evaluation(run) if not r.held_out]:
         taken = [r for r in asked if r.took_part is not False]
         settings = run.config.get("evaluate", {})
         clients = int(run.config.get("clients", 0))
         of_participants = {}
         for name in EVALUATED_MODELS:
-            accuracy = pooled([r for r in taken if r.get(f"tested_{name}")], name)
+            accuracy = pooled_accuracy([r for r in taken if r.get(f"tested_{name}")], name)
             if accuracy is not None:
                 of_participants[name] = accuracy
         out["personal_of_participants"] = of_participants
@@ -263,7 +266,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         }
     if spread := personal_spread(run):
         out["personal_spread"] = spread
-    out["bytes"] = costs.summed(run, prediction)
+    out["bytes"] = costs.byte_totals(run, prediction)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -278,7 +281,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
-    if wasted := costs.wasted(run):
+    if wasted := costs.wasted_bytes(run):
         out["wasted"] = wasted
     return out
 

@@ -18,7 +18,7 @@ from fednet.config import differing, flat
 from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict, visible
-from fednet.records import metric, shown
+from fednet.records import metric, metrics_shown
 from fednet.report import canvas, costs, curves, figures, groups, metrics, style, tables
 from fednet.report.canvas import Figure
 from fednet.report.figures import size
@@ -66,13 +66,13 @@ def templates() -> Environment:
         loader=PackageLoader("fednet.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_seen,
+        finalize=_visible_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _seen(value: object) -> object:
+def _visible_text(value: object) -> object:
     """What a page shows for a value: names and reasons come from others."""
     return visible(value) if type(value) is str else value
 
@@ -101,14 +101,14 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     # No seconds if the runs measure them by different clocks.
     axes = [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
     drawn = []  # of each metric that was recorded, a chart for each axis
-    for m in shown("page", (row for run in runs for row in run.rounds)):
+    for m in metrics_shown("page", (row for run in runs for row in run.rounds)):
         charts = []
         for place, x in enumerate(axes):
             figure = curves.curve(found, x, m.name)
             if figure is not None:
                 charts.append({"place": place, **main_chart(figure)})
         if charts:
-            drawn.append({"name": groups.titled(found, m.name), "charts": charts})
+            drawn.append({"name": groups.metric_label(found, m.name), "charts": charts})
     legend = [
         (f"{g.label} (n={len(g.runs)})", " ".join(str(d) for d in style.line(i)["dashes"] if d))
         for i, g in enumerate(found)
@@ -166,7 +166,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 
     spent = s["bytes"]
     total = book.total() or 1
-    wasted = f"{100 * sum(costs.wasted(run).values()) / total:.2g} % wasted"
+    wasted = f"{100 * sum(costs.wasted_bytes(run).values()) / total:.2g} % wasted"
     idle = f"{100 * book.by('use')[costs.CONNECTION] / total:.2g} % keep-alive"
     note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {idle}"
     tiles.append((size(spent["total"]), "sent in total", note))
@@ -212,7 +212,7 @@ def _runs(runs: Sequence[Run]) -> JsonDict:
     """Returns a table of runs: the settings in which they differ, and their results."""
     aside = [key for key in groups.ASIDE if key != "seed"]
     settings = differing([run.config for run in runs], aside)
-    y = metrics.measured(runs)
+    y = metrics.accuracy_metric(runs)
     rows = []
     for i, run in enumerate(runs):
         values = metrics.curve(run, y)
@@ -232,7 +232,7 @@ def _runs(runs: Sequence[Run]) -> JsonDict:
         "head": ["run", *settings, *results],
         "rows": rows,
         "note": f"One row per run, with the settings in which they differ. The accuracy is the "
-        f"{metric(y).titled()}. Click a heading to sort.",
+        f"{metric(y).full_label()}. Click a heading to sort.",
     }
 
 

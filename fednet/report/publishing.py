@@ -32,7 +32,7 @@ def as_markdown(t: Table) -> str:
 
 def as_latex(t: Table) -> str:
     """Returns the table as LaTeX, to be put into a `table` environment."""
-    rows = _rows(t, lambda text: rf"\textbf{{{text}}}", _escaped)
+    rows = _rows(t, lambda text: rf"\textbf{{{text}}}", _escape)
     head, *body = [f"{' & '.join(row)} \\\\" for row in rows]
     lines = [
         "% \\usepackage{booktabs}",
@@ -44,12 +44,12 @@ def as_latex(t: Table) -> str:
         "\\bottomrule",
         "\\end{tabular}",
         "",
-        *(f"{_escaped(note)}\\\\" for note in _notes(t)),
+        *(f"{_escape(note)}\\\\" for note in _notes(t)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return "".join(SPECIAL.get(c, c) for c in text)
 
 
@@ -59,15 +59,15 @@ def _rows(t: Table, bold: Callable[[str], str], plain: Callable[[str], str]) -> 
     for row, (group, cells) in enumerate(zip(t.groups, t.cells)):
         texts = []
         for cell, winners in zip(cells, best):
-            text = plain(shown(cell))
+            text = plain(cell_text(cell))
             texts.append(bold(text) if row in winners else text)
         rows.append([plain(group.label), str(len(group.runs)), *texts])
     return rows
 
 
-def shown(cell: TableCell) -> str:
+def cell_text(cell: TableCell) -> str:
     """Returns the mean, half-width and deviation of a cell whose seeds all have a value."""
-    if not whole(cell):
+    if not is_complete(cell):
         return "–"
     mean, half = metrics.interval(cell.got)
     text = f"{mean:.{cell.digits}f}"
@@ -77,7 +77,7 @@ def shown(cell: TableCell) -> str:
     return f"{text} ± {half:.{cell.digits}f} ({spread:.{cell.digits}f})"
 
 
-def whole(cell: TableCell) -> bool:
+def is_complete(cell: TableCell) -> bool:
     """Whether each seed has a value."""
     return bool(cell.values) and len(cell.got) == len(cell.values)
 
@@ -89,7 +89,7 @@ def best_of(column: Column, cells: Sequence[TableCell]) -> set[int]:
     means = {
         row: round(metrics.interval(cell.got)[0], cell.digits)
         for row, cell in enumerate(cells)
-        if whole(cell)
+        if is_complete(cell)
     }
     if column.lower is None or len(means) < 2:
         return set()
@@ -102,7 +102,7 @@ def _notes(t: Table) -> list[str]:
     gaps = []
     for group, cells in zip(t.groups, t.cells):
         for column, cell in zip(t.columns, cells):
-            if whole(cell):
+            if is_complete(cell):
                 continue
             if not cell.values:
                 gaps.append(f"{group.label}, {column.title}: does not apply, or was not measured.")

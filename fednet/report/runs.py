@@ -37,7 +37,7 @@ class StoredRun:
         _log(self.path).unlink(missing_ok=True)
 
 
-def found(places: Iterable[Path]) -> list[StoredRun]:
+def find_runs(places: Iterable[Path]) -> list[StoredRun]:
     """Returns the runs among these folders and directly in them, the one that changed last first.
     Raises ConfigError for a folder that does not exist.
     """
@@ -47,7 +47,7 @@ def found(places: Iterable[Path]) -> list[StoredRun]:
             raise ConfigError(f"{place}: there is no such folder; expected a run or runs in it.")
         inside = [place] if _is_run(place) else [p for p in place.iterdir() if _is_run(p)]
         directories |= dict.fromkeys(inside)
-    return sorted(map(_stored, directories), key=lambda run: (-run.changed, run.path))
+    return sorted(map(_stored_run, directories), key=lambda run: (-run.changed, run.path))
 
 
 def _is_run(path: Path) -> bool:
@@ -59,7 +59,7 @@ def _log(run: Path) -> Path:
     return run.parent / f".{run.name}.log"
 
 
-def _stored(path: Path) -> StoredRun:
+def _stored_run(path: Path) -> StoredRun:
     size = 0
     changed = 0.0
     for file in _files(path):

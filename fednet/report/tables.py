@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fednet.plain import aligned
-from fednet.records import shown
+from fednet.records import metrics_shown
 from fednet.report import costs, metrics
-from fednet.report.groups import LONG, Group, clocks, group, pairs, unpaired
+from fednet.report.groups import LONG, Group, clocks, differences_in_pair, group, pairs
 from fednet.report.read import Run
 
 ON_CLIENTS = "on clients"
@@ -94,7 +94,8 @@ def table(
     units = [x for x in units if x != "seconds" or len(clocks(groups)) == 1]
     columns = [*_results(runs), *_spent(runs, targets, units, bytes)]
     cells = [
-        [TableCell(_known(c.values[r] for r in g.runs), c.digits) for c in columns] for g in groups
+        [TableCell(_without_none(c.values[r] for r in g.runs), c.digits) for c in columns]
+        for g in groups
     ]
     apart = []
     for g in groups[1:]:
@@ -103,12 +104,12 @@ def table(
         for c in columns:
             # Not finite if one of the two did not reach the target.
             leads = (_difference(c.values[a], c.values[b]) for a, b in both)
-            row.append(TableCell(_known(leads), c.digits, difference=True))
+            row.append(TableCell(_without_none(leads), c.digits, difference=True))
         apart.append(row)
     return Table(columns, groups, cells, apart, _notes(groups, runs, targets, bytes))
 
 
-def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+def _without_none(values: Iterable[float | None]) -> tuple[float, ...]:
     return tuple(v for v in values if v is not None)
 
 
@@ -124,7 +125,7 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     def column(title: str, of: Callable[[Run], float | None]) -> Column:
         return Column(title, {r: of(r) for r in runs}, 4, lower=False)
 
-    y = metrics.measured(runs)
+    y = metrics.accuracy_metric(runs)
     curves = {r: metrics.curve(r, y) for r in runs}
     losses = {r: metrics.curve(r, "test_loss") for r in runs}
     if any(losses.values()) and not any(curves.values()):
@@ -153,10 +154,10 @@ def _results(runs: Sequence[Run]) -> Iterator[Column]:
     ended = {r: (r.summary.client_metrics or {}).get("personal", {}) for r in runs}
     for name in sorted({name for found in ended.values() for name in found}):
         yield Column(f"{own} {name}", {r: ended[r].get(name) for r in runs}, 4)
-    for m in shown("compare", (row for run in runs for row in run.rounds)):
+    for m in metrics_shown("compare", (row for run in runs for row in run.rounds)):
         values = {r: metrics.final(metrics.curve(r, m.name)) for r in runs}
         if any(v is not None for v in values.values()):
-            yield Column(m.titled(), values, 4, lower=False if m.share else None)
+            yield Column(m.full_label(), values, 4, lower=False if m.share else None)
 
 
 def _least(values: Sequence[tuple[int, float]]) -> float | None:
@@ -167,7 +168,7 @@ def _spent(
     runs: Sequence[Run], targets: Sequence[float], units: Sequence[str], bytes: str
 ) -> Iterator[Column]:
     """Yields the costs to the targets, and the MB in all and by kind of payload."""
-    y = metrics.measured(runs)
+    y = metrics.accuracy_metric(runs)
     way = "" if bytes == "total" else f" {bytes}"
     seconds = "virtual s" if costs.seconds_key(runs[0]) == "seconds_virtual" else "s"
     names = {"rounds": "rounds", "mb": f"MB{way}", "seconds": seconds}
@@ -229,7 +230,7 @@ def _notes(
                 f"{[a.seed for a, _ in both]}; their difference is over these."
             )
         for a, b in both:
-            if reasons := unpaired(a, b):
+            if reasons := differences_in_pair(a, b):
                 notes.append(
                     f"warning: {g.label} and {groups[0].label} used different "
                     f"{', '.join(reasons)} (seed {a.seed}), so their difference is not a paired "
@@ -273,8 +274,8 @@ def _notes(
             text += " virtual s: seconds of simulated time."
         notes.append(text)
     notes.append(
-        f"{costs.counted(bytes)}. Kinds of payload are those that are 1 % of a run or more; other: "
-        f"the rest, and protocol overhead."
+        f"{costs.what_counts(bytes)}. Kinds of payload are those that are 1 % of a run or more; "
+        f"other: the rest, and protocol overhead."
     )
     notes.append("Mean over seeds ± half-width of the 95 % confidence interval (Student t).")
     if len(groups) > 1:

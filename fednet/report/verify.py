@@ -72,7 +72,7 @@ def compare(a: Run, b: Run) -> Verdict:
     )
 
 
-def counted(run: Run, name: str) -> str:
+def kernel_counts(run: Run, name: str) -> str:
     """Says what the operating system counted on the server's connections, and what the run recorded
     of them; "" if nothing was counted, as in one process. name: what the run is called.
     """

@@ -48,7 +48,7 @@ class Server(Pages):
         order = {entry.number: place for place, entry in enumerate(self.queue.open(entries))}
         shown = []
         for entry in reversed(entries):
-            run = self.queue.run(entry)
+            run = self.queue.run_folder(entry)
             has = (run / "rounds.jsonl").exists()
             state: str = entry.state
             log: list[str] = []
@@ -57,13 +57,15 @@ class Server(Pages):
                 before = order[entry.number]
                 state += f", {before} before it" if before else ", it starts next"
             elif entry.state == "running":
-                if self.queue.cancelled(entry):
+                if self.queue.is_cancelled(entry):
                     state += ", it is being stopped"
                 log = last_lines(run / "log" / "server.log", 12)
                 if (run / "status.json").exists():
                     now = _status(run)
             found: JsonDict = {"entry": entry, "state": state, "status": now, "log": log}
-            shown.append(found | {"has": has, "result": _result(run, _changed(run)) if has else ""})
+            shown.append(
+                found | {"has": has, "result": _result(run, _version_of(run)) if has else ""}
+            )
         states = Counter(entry.state for entry in entries)
         return (
             page.templates()
@@ -78,9 +80,9 @@ class Server(Pages):
 
     def run(self, number: int) -> str:
         """The report of a run, as far as it is."""
-        run = self.queue.run(self.queue.entry(number))
+        run = self.queue.run_folder(self.queue.entry(number))
         with self._drawing:
-            return _report(run, _changed(run))
+            return _report(run, _version_of(run))
 
 
 def _status(run: Path) -> str:
@@ -110,7 +112,7 @@ def _result(run: Path, changed: tuple[float, bool]) -> str:
     return ", ".join(pieces + next(measured, []))
 
 
-def _changed(run: Path) -> tuple[float, bool]:
+def _version_of(run: Path) -> tuple[float, bool]:
     """Another value when the run has another round, or has ended."""
     rows = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
     return rows, (run / "summary.json").exists()

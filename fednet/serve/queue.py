@@ -59,16 +59,16 @@ class Queue:
     def runs(self) -> Path:
         return self.folder / "runs"
 
-    def run(self, entry: QueuedRun) -> Path:
+    def run_folder(self, entry: QueuedRun) -> Path:
         return self.runs / entry.name
 
     @property
     def exists(self) -> bool:
         """Whether anything was submitted there, or a server runs for it."""
-        return self._queue.is_dir() or self.served
+        return self._queue.is_dir() or self.has_server
 
     @property
-    def served(self) -> bool:
+    def has_server(self) -> bool:
         """Whether a server runs for it, as far as this machine can tell."""
         holder = lock.read(self.folder / "lock")
         return holder is not None and not holder.gone
@@ -149,7 +149,7 @@ class Queue:
         found = [entry for entry in entries if entry.state in OPEN]
         return sorted(found, key=lambda entry: (entry.state != "running", entry.number))
 
-    def cancelled(self, entry: QueuedRun) -> bool:
+    def is_cancelled(self, entry: QueuedRun) -> bool:
         return self._cancel(entry.number).exists()
 
     def write(self, entry: QueuedRun) -> None:
@@ -168,6 +168,6 @@ class Queue:
                 raise ValueError(f"it is number {entry.number}, {entry.name!r}")
         except ValueError as broken:  # msgspec's among them
             raise StateError(f"{path}: no run of this queue ({broken}); {PUT_BACK}.") from None
-        if entry.state == "waiting" and self.cancelled(entry):
+        if entry.state == "waiting" and self.is_cancelled(entry):
             entry.state = "cancelled"
         return entry

@@ -38,7 +38,7 @@ class Runner:
         ConfigError if another process serves this folder.
         """
         for number in stop_signals():
-            signal.signal(number, self._asked)
+            signal.signal(number, self._request_stop)
         with lock.holding(self.queue.folder):
             while not self._stop.is_set():
                 # The run that was running when the last runner ended comes before those that wait.
@@ -48,7 +48,7 @@ class Runner:
                     self._stop.wait(LOOK_S)
         raise Stopped("stopped; queued runs are kept.", self._by_keyboard)
 
-    def _asked(self, number: int, frame: object) -> None:
+    def _request_stop(self, number: int, frame: object) -> None:
         self._by_keyboard = number == signal.SIGINT
         self._stop.set()
 
@@ -63,7 +63,7 @@ class Runner:
         entry.status = status
         entry.reason = last
         entry.state = "done" if status == 0 else "failed"
-        if self.queue.cancelled(entry) and status != 0:
+        if self.queue.is_cancelled(entry) and status != 0:
             entry.state = "cancelled"
             entry.reason = ""
         elif status not in (0, ConfigError.exit_status):  # a run that was not refused can continue
@@ -91,7 +91,7 @@ class Runner:
             status = None
             while status is None:
                 time.sleep(LOOK_S)
-                status = process.status(self._stop.is_set() or self.queue.cancelled(entry))
+                status = process.status(self._stop.is_set() or self.queue.is_cancelled(entry))
         finally:
             process.close()
             config.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from fednet.config import Config, to_mapping
 from fednet.errors import ConfigError, lacking
 from fednet.files import write_aside
 from fednet.plain import JsonDict
-from fednet.records import COSTS, Round, known
+from fednet.records import COSTS, Round, all_metrics
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def numbers(record: Round) -> dict[str, float]:
     """The numbers of a round, by the name that trackers show."""
     found: dict[str, float] = {}
-    for metric in (*known([record]), *COSTS):
+    for metric in (*all_metrics([record]), *COSTS):
         value = metric.of(record)
         if "track" in metric.places.split() and value is not None:
             found[metric.field.replace(".", "/")] = value

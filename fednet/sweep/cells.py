@@ -175,7 +175,7 @@ def work(
                         halted = one.task.name, status in (130, -signal.SIGINT)
                     going.remove(one)
                     one.close()
-                    notify(one.task, _ended(one.task, status))
+                    notify(one.task, _state_after(one.task, status))
                 if going:
                     time.sleep(LOOK_S)
         finally:
@@ -186,7 +186,7 @@ def work(
         raise Stopped(f"stopped in {where}; the same command continues.", by_keyboard)
 
 
-def _ended(task: RunSpec, status: int) -> str:
+def _state_after(task: RunSpec, status: int) -> str:
     """Returns the state of a run that ended with that exit status, and notes a failure."""
     if status == 0:
         return "done"

@@ -17,7 +17,7 @@ def append(folder: Path, names: Iterable[str]) -> None:
     write_aside(folder / ".cells" / "order", "".join(f"{name}\n" for name in every))
 
 
-def ended(folder: Path) -> list[Path]:
+def finished_runs(folder: Path) -> list[Path]:
     """Returns the runs of a sweep's folder that are done, in the order of the sweep: `fednet
     compare` compares the others with the first. Last come those that the file of the order lacks:
     of two commands that begin at once, one may write over the other's names.

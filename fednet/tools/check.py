@@ -185,7 +185,7 @@ def algorithm(name: str, file: File) -> Iterator[str]:
         isinstance(method, type) and issubclass(method, Algorithm),
         f"{name}: expected a subclass of fednet.Algorithm, got {method!r}.",
     )
-    yield from _declared(name, method)
+    yield from _check_declarations(name, method)
     own: JsonDict = {"algorithm": {"name": name}}
     if method.needs_public:
         data: JsonDict = file.own.get("data") or SMALL["data"]
@@ -196,7 +196,7 @@ def algorithm(name: str, file: File) -> Iterator[str]:
     first = yield from _repeats(name, changes, file.path, "round")
     if method.asynchronous:
         yield from _repeats(name, file.config({**own, **ASYNCHRONOUS}), file.path, "update")
-    other = _differ(first, trained({**changes, "algorithm": {"name": "fedavg"}}))
+    other = _differ(first, run_small_federation({**changes, "algorithm": {"name": "fedavg"}}))
     yield (
         "NOTE: the same bits as fedavg in every round: with these options it is fedavg"
         if other is None
@@ -226,12 +226,12 @@ def algorithm(name: str, file: File) -> Iterator[str]:
     )
 
 
-def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
+def _check_declarations(name: str, method: type[Algorithm]) -> Iterator[str]:
     """Checks a method's declarations."""
     from fednet.algorithms.state import State
     from fednet.wire.payload import Payload
 
-    settings = _built(method.Config, f"{name}.Config")
+    settings = _with_defaults(method.Config, f"{name}.Config")
     made = method(settings, CLIENTS)
     yield f"Config() builds: {msgspec.to_builtins(settings) or 'no hyper-parameters'}"
     for exchange in method.exchanges:
@@ -263,7 +263,7 @@ def _repeats(
     """Checks that a small run trains, and that it gives the same bits again, also when it is killed
     and resumed. Returns its rounds. step: what a row of its rounds is, a round or an update.
     """
-    first = trained(changes)
+    first = run_small_federation(changes)
     so = "" if step == "round" else "without rounds (schedule: async), "
     # Dropped clients first: a round without replies has no loss either.
     left_out = [f"{step} {r['round']}: {r['dropped']}" for r in first if r["dropped"]]
@@ -275,12 +275,12 @@ def _repeats(
     )
     yield f"{so}{len(first)} {step}s: training loss {losses[0]:.4f}, then {losses[-1]:.4f}"
     must(
-        _differ(first, trained(changes)) is None,
+        _differ(first, run_small_federation(changes)) is None,
         f"{name}: {so}the same configuration gave other bits the second time; draw from "
         f"host.rng(purpose) only, and keep nothing on self.",
     )
     yield f"{so}the same configuration gives the same bits"
-    again = _differ(first, resumed(changes, [file]))
+    again = _differ(first, run_killed_and_resumed(changes, [file]))
     must(
         again is None,
         f"{name}: {so}killed in {step} {KILLED} and resumed, it gave other bits from "
@@ -536,13 +536,13 @@ def metric(name: str) -> Iterator[str]:
 
 
 # -- small federations ----------------------------------------------------------------------------
-def trained(changes: JsonMapping) -> list[JsonDict]:
+def run_small_federation(changes: JsonMapping) -> list[JsonDict]:
     """The rounds of a small federation."""
     with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
         return _run(changes, Path(folder))
 
 
-def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
+def run_killed_and_resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
     """The rounds of a run whose process is killed when round `KILLED` is recorded and not yet in a
     checkpoint, so that all it kept in memory is lost. files: to be loaded there.
     """
@@ -597,11 +597,11 @@ def _default_options(parts: registry.Registry, name: str) -> JsonDict:
     declared = declared_options(parts.get(name), parts.kind)
     if declared is None:  # it takes any
         return {}
-    made: JsonDict = msgspec.to_builtins(_built(declared, f"options of {name}"))
+    made: JsonDict = msgspec.to_builtins(_with_defaults(declared, f"options of {name}"))
     return made
 
 
-def _built(make: Callable[[], T], what: str) -> T:
+def _with_defaults(make: Callable[[], T], what: str) -> T:
     try:
         return make()
     except TypeError as wrong:

@@ -176,7 +176,7 @@ def fingerprint(device: str = "cpu") -> str:
 
     draw = rng(0, "doctor")
 
-    def made(*shape: int) -> torch.Tensor:
+    def drawn_tensor(*shape: int) -> torch.Tensor:
         return torch.from_numpy(draw.standard_normal(shape).astype("float32")).to(device)
 
     cudnn = torch.backends.cudnn
@@ -193,12 +193,12 @@ def fingerprint(device: str = "cpu") -> str:
         def take(x: torch.Tensor) -> None:
             whole.update(x.detach().to("cpu").contiguous().view(-1).numpy().tobytes())
 
-        take(made(173, 259) @ made(259, 131))
-        images = made(16, 3, 20, 20)
+        take(drawn_tensor(173, 259) @ drawn_tensor(259, 131))
+        images = drawn_tensor(16, 3, 20, 20)
         target = torch.arange(16, device=device) % 10
-        kernel = made(8, 3, 5, 5) * 0.1
-        bias = made(8)
-        head = made(8 * 8 * 8, 10) * 0.05
+        kernel = drawn_tensor(8, 3, 5, 5) * 0.1
+        bias = drawn_tensor(8)
+        head = drawn_tensor(8 * 8 * 8, 10) * 0.05
         weights = [w.requires_grad_() for w in (kernel, bias, head)]
         step = torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-4)
         for _ in range(5):

@@ -76,10 +76,10 @@ def cyclic(spells: Spells, period: float) -> Presence:
         start = a % period
         end = start + (b - a)
         parts += [(start, min(end, period)), (0.0, end - period)]
-    return Presence(joined(parts), period)
+    return Presence(merge_spells(parts), period)
 
 
-def joined(spells: Spells) -> tuple[tuple[float, float], ...]:
+def merge_spells(spells: Spells) -> tuple[tuple[float, float], ...]:
     """Returns the spells ascending and apart: those that touch as one, none without a length."""
     out: list[tuple[float, float]] = []
     for a, b in sorted(s for s in spells if s[1] > s[0]):

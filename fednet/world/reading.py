@@ -26,7 +26,7 @@ import numpy as np
 
 from fednet import places, seeds
 from fednet.errors import ConfigError, unknown
-from fednet.world.presence import Presence, cyclic, joined
+from fednet.world.presence import Presence, cyclic, merge_spells
 from fednet.world.rates import Rates
 
 PACKET_MBIT = 1500 * 8 / 1e6
@@ -83,7 +83,7 @@ def availability(text: str, path: str, clients: int) -> list[Presence] | tuple[P
     found = []
     for lines in _by_client(text, path, ("client", "from", "to"), clients):
         spells = [(at, start, end) for at, (start, end) in lines]
-        found.append(Presence(joined(_ascending(spells, 0.0, math.inf))))
+        found.append(Presence(merge_spells(_ascending(spells, 0.0, math.inf))))
     return found
 
 

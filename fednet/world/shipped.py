@@ -73,7 +73,7 @@ def _numbers(packed: bytes) -> Iterator[int]:
             value = shift = 0
 
 
-def assigned(traces: tuple[Presence, ...], clients: int, seed: int) -> list[Presence]:
+def assign_traces(traces: tuple[Presence, ...], clients: int, seed: int) -> list[Presence]:
     """Draws a trace for each client without replacement. If there are more clients than traces,
     all are drawn again, each shifted by a drawn number of days.
     """

@@ -92,7 +92,7 @@ def of(config: Config) -> World:
             text = reading.text(name, "availability.trace", AVAILABILITY)
             found = reading.availability(text, name, config.clients)
         if isinstance(found, tuple):  # devices with ids of their own
-            found = shipped.assigned(found, config.clients, seed)
+            found = shipped.assign_traces(found, config.clients, seed)
         # A client that is held out is never available to train.
         left_out = held_out(config)
         presence = tuple(Presence(()) if c in left_out else found[c] for c in clients)
@@ -143,7 +143,9 @@ def clients(trace: str) -> int:
 
 # -- clients that never train and only evaluate (`evaluate.held_out`) ------------------------------
 @functools.cache
-def _divided(seed: int, clients: int, training: int) -> tuple[frozenset[int], tuple[int, ...]]:
+def _divide_held_out(
+    seed: int, clients: int, training: int
+) -> tuple[frozenset[int], tuple[int, ...]]:
     drawn = seeds.rng(seed, "held_out").choice(clients, clients - training, replace=False)
     left_out = frozenset(int(client) for client in drawn)
     return left_out, tuple(client for client in range(clients) if client not in left_out)
@@ -151,9 +153,9 @@ def _divided(seed: int, clients: int, training: int) -> tuple[frozenset[int], tu
 
 def held_out(config: Config) -> frozenset[int]:
     """Returns the clients of a run that never train, drawn from its seed."""
-    return _divided(config.seed, config.clients, config.training_clients)[0]
+    return _divide_held_out(config.seed, config.clients, config.training_clients)[0]
 
 
 def training(config: Config) -> tuple[int, ...]:
     """Returns the clients that may train, ascending."""
-    return _divided(config.seed, config.clients, config.training_clients)[1]
+    return _divide_held_out(config.seed, config.clients, config.training_clients)[1]

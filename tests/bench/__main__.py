@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednet.cli import values
-from fednet.cli.common import Parser, guarded
+from fednet.cli.common import Parser, run_guarded
 from fednet.errors import ConfigError, unknown
 from fednet.experiment import placement
 from fednet.plain import JsonDict
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
     except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
-    return guarded("python -m tests.bench", lambda: _measure(args), None, argv is None)
+    return run_guarded("python -m tests.bench", lambda: _measure(args), None, argv is None)
 
 
 def _measure(args: argparse.Namespace) -> int:

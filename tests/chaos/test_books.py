@@ -37,7 +37,7 @@ def agree(directory: Path) -> None:
     assert {way: said["bytes"][way] for way in both} == both
     assert said["bytes"]["total"] == sum(both.values())
     assert said["useful"] == said["predicted"]
-    measured = costs.predicted(open_run(directory), said["predicted"])
+    measured = costs.compare_prediction(open_run(directory), said["predicted"])
     by_kind = {
         way: {kind: cost["measured"] for kind, cost in kinds.items()}
         for way, kinds in measured.items()

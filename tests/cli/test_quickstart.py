@@ -9,7 +9,7 @@ import pytest
 
 import fednet
 from fednet import config
-from fednet.cli.common import configured
+from fednet.cli.common import config_of
 from fednet.cli.main import main
 from fednet.errors import ConfigError
 
@@ -18,7 +18,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def asked(*sets: str, file: str | None = None):
-    return configured(argparse.Namespace(config=file, set=list(sets), load=[], quiet=False))
+    return config_of(argparse.Namespace(config=file, set=list(sets), load=[], quiet=False))
 
 
 def test_the_quick_start_states_the_defaults():
@@ -47,14 +47,14 @@ def test_the_directory_of_a_run_is_gone_on_with_but_never_begun_anew(tmp_path, m
     args = argparse.Namespace(
         config=str(held), set=["rounds=9"], load=[], quiet=False, out=Path("runs"), resume=True
     )
-    made = configured(args)
+    made = config_of(args)
     assert (made.name, made.rounds, args.out / made.name) == ("mine-2", 9, held)
     monkeypatch.chdir(tmp_path)
     near = argparse.Namespace(**{**vars(args), "config": "runs/mine-2"})
-    assert (configured(near).name, near.out) == ("mine-2", Path("runs"))
+    assert (config_of(near).name, near.out) == ("mine-2", Path("runs"))
     monkeypatch.chdir(held)
     within = argparse.Namespace(**{**vars(args), "config": "."})
-    assert (configured(within).name, within.out) == ("mine-2", held.parent)
+    assert (config_of(within).name, within.out) == ("mine-2", held.parent)
     again = argparse.Namespace(**{**vars(args), "config": str(held), "resume": False})
     with pytest.raises(ConfigError, match=r"continue it with --resume, or .*mine-2/config\.yaml"):
-        configured(again)
+        config_of(again)

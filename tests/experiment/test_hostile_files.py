@@ -19,7 +19,7 @@ from fednet import config
 from fednet.algorithms.base import Empty
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.state import check_of, read_state
-from fednet.cli.common import guarded
+from fednet.cli.common import run_guarded
 from fednet.data.datasets.arrays import arrays
 from fednet.errors import ConfigError, DataError, StateError
 from fednet.experiment.store import read_client
@@ -149,6 +149,6 @@ def test_what_the_machine_refuses_is_said_as_that(capsys, code):
     def refused() -> int:
         raise OSError(code, os.strerror(code), "runs/first/report.html")
 
-    assert guarded("fednet report", refused) == 3
+    assert run_guarded("fednet report", refused) == 3
     said = f"fednet report: {os.strerror(code)}: runs/first/report.html.\n"
     assert capsys.readouterr().err == said

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fednet
-from fednet.cli.common import guarded
+from fednet.cli.common import run_guarded
 from fednet.config import Config
 from fednet.errors import ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
@@ -211,4 +211,4 @@ def test_a_command_whose_parent_ignored_the_end_of_children_knows_how_its_own_en
 
 def false_where_no_status_is_kept() -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    return guarded("fednet run", lambda: subprocess.run(["false"]).returncode, ends=True)
+    return run_guarded("fednet run", lambda: subprocess.run(["false"]).returncode, ends=True)

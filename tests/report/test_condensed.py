@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from fednet.report import figures
-from fednet.report.condensed import GAP, images, shown
+from fednet.report.condensed import GAP, displayed_image, images
 from tests.report.fake_run import opened
 
 RAMP = torch.linspace(0, 1, 16).view(1, 4, 4)
@@ -39,9 +39,9 @@ def test_a_row_for_each_class_with_the_mean_first_and_clients_in_order_of_id(tmp
         [picture[r * side : r * side + 4, c * side : c * side + 4] for c in range(3)]
         for r in range(3)
     ]
-    assert np.array_equal(tiles[1][0][..., :3], shown(means[1]))
-    assert np.array_equal(tiles[2][1][..., :3], shown(RAMP))  # client 7, class 2
-    assert np.array_equal(tiles[0][2][..., :3], shown(-RAMP))  # client 13, class 0
+    assert np.array_equal(tiles[1][0][..., :3], displayed_image(means[1]))
+    assert np.array_equal(tiles[2][1][..., :3], displayed_image(RAMP))  # client 7, class 2
+    assert np.array_equal(tiles[0][2][..., :3], displayed_image(-RAMP))  # client 13, class 0
     seen = [[bool(tile[..., 3].any()) for tile in row] for row in tiles]
     assert seen == [[True, False, True], [True, False, True], [False, True, False]]
     assert (picture[:, 4 : 4 + GAP, 3] == 0).all()
@@ -57,10 +57,10 @@ def test_they_are_among_the_figures_of_a_run(tmp_path):
 
 
 def test_pixels_are_stretched_to_what_can_be_seen():
-    assert shown(RAMP).shape == (4, 4, 3)
-    assert shown(100 * RAMP - 7).min() == 0
-    assert shown(100 * RAMP - 7).max() == 1
-    assert np.allclose(shown(RAMP), shown(5 * RAMP + 2))
-    assert (shown(torch.ones(3, 4, 4)) == 0.5).all()
+    assert displayed_image(RAMP).shape == (4, 4, 3)
+    assert displayed_image(100 * RAMP - 7).min() == 0
+    assert displayed_image(100 * RAMP - 7).max() == 1
+    assert np.allclose(displayed_image(RAMP), displayed_image(5 * RAMP + 2))
+    assert (displayed_image(torch.ones(3, 4, 4)) == 0.5).all()
     colours = torch.stack([RAMP[0], RAMP[0] * 0, RAMP[0] * 0])
-    assert shown(colours)[-1, -1].tolist() == [1, 0, 0]
+    assert displayed_image(colours)[-1, -1].tolist() == [1, 0, 0]

@@ -44,18 +44,18 @@ def names(found) -> list[str]:
 
 
 def test_runs_are_listed_with_their_size_and_age_the_newest_first(folder, capsys):
-    new, old = runs.found([folder])
+    new, old = runs.find_runs([folder])
     assert names([new, old]) == ["new", "old"]
     assert (old.state, old.rounds, new.state) == ("finished", 4, "ended unexpectedly")
     assert 3_001_000 < old.bytes < 3_002_000
     assert old.days(time.time()) == pytest.approx(100, abs=0.01)
-    assert names(runs.found([folder / "old", folder])) == ["new", "old"]
+    assert names(runs.find_runs([folder / "old", folder])) == ["new", "old"]
     assert main(["runs", str(folder), "--older", "30"]) == 0
     said = capsys.readouterr().out
     assert "100.0 days" in said
     assert "1 runs, 3.00 MB" in said
     with pytest.raises(ConfigError, match="there is no such folder"):
-        runs.found([folder / "none"])
+        runs.find_runs([folder / "none"])
 
 
 def test_old_runs_are_deleted_with_their_logs_after_asking(folder, capsys, monkeypatch):
@@ -78,4 +78,4 @@ def test_a_run_that_a_process_uses_is_kept(folder, capsys):
         status = main(["runs", str(folder), "--delete", "--yes"])
     assert status == 2
     assert "is in use" in capsys.readouterr().err
-    assert names(runs.found([folder])) == ["old"]
+    assert names(runs.find_runs([folder])) == ["old"]

@@ -6,7 +6,7 @@ import pytest
 
 from fednet.files import read_lines
 from fednet.report.read import open_run
-from fednet.report.verify import compare, counted, names
+from fednet.report.verify import compare, kernel_counts, names
 from tests.report.fake_run import jsonl, write
 
 
@@ -125,7 +125,7 @@ KERNEL = {"sent": 1000, "received": 2000, "booked_down": 1000, "booked_up": 2000
 
 def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp_path):
     write(tmp_path / "a")
-    assert counted(open_run(tmp_path / "a"), "run") == ""
+    assert kernel_counts(open_run(tmp_path / "a"), "run") == ""
     started, kernel = {"type": "started"}, {"type": "kernel", **KERNEL}
     for events, said in [
         ([started, kernel], "1,000 bytes sent and 2,000 received by the server, as many as are"),
@@ -134,4 +134,4 @@ def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp
         ([started, started, kernel], "by the server (1 killed before it was counted), as many as"),
     ]:
         jsonl(tmp_path / "a" / "events.jsonl", events)
-        assert said in counted(open_run(tmp_path / "a"), "run")
+        assert said in kernel_counts(open_run(tmp_path / "a"), "run")

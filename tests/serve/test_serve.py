@@ -151,7 +151,7 @@ class Site:
 
 def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing(queue):
     entry = queue.submit(config("shown"))
-    write(queue.run(entry))
+    write(queue.run_folder(entry))
     with Site(queue) as site:
         text = site.get()
         assert 'href="/runs/1"' in text
@@ -171,11 +171,11 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(que
     for entry, state in zip(runs, ("done", "running", "waiting", "waiting")):
         entry.state = state
         queue.write(entry)
-    directory = write(queue.run(runs[0]), rounds=3)
-    write(queue.run(runs[1]), rounds=2)
-    (queue.run(runs[1]) / "summary.json").unlink()
+    directory = write(queue.run_folder(runs[0]), rounds=3)
+    write(queue.run_folder(runs[1]), rounds=2)
+    (queue.run_folder(runs[1]) / "summary.json").unlink()
     sites = [{"clients": [[0, 4]], "connected": True, "host": "a", "did": "evaluated client 3"}]
-    put(queue.run(runs[1]), sites=sites)
+    put(queue.run_folder(runs[1]), sites=sites)
     with Site(queue) as site:
         text = site.get()
         assert "4 runs submitted: 1 done, 1 running, 2 waiting." in text
@@ -192,7 +192,7 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(que
         seconds = sum(row.seconds or 0.0 for row in rows)
         assert f"3 rounds in {seconds:.0f} s, global accuracy {100 * last:.2f} %" in text
         assert re.search(r"0-4 +- +a .*evaluated client 3", text)
-        (queue.run(runs[1]) / "rounds.jsonl").write_bytes(b"nonsense\n")  # one damaged run
+        (queue.run_folder(runs[1]) / "rounds.jsonl").write_bytes(b"nonsense\n")  # one damaged run
         text = site.get()
         assert "rounds.jsonl" in text
         assert f"3 rounds in {seconds:.0f} s" in text
@@ -200,8 +200,8 @@ def test_the_page_shows_each_runs_place_its_newest_numbers_and_its_processes(que
 
 def test_a_page_is_read_again_while_there_is_news(queue):
     entry = queue.submit(config("shown"))
-    write(queue.run(entry))
-    summary = queue.run(entry) / "summary.json"
+    write(queue.run_folder(entry))
+    summary = queue.run_folder(entry) / "summary.json"
     held = summary.read_bytes()
     summary.unlink()
     with Site(queue) as site:
@@ -230,7 +230,7 @@ def test_a_run_whose_status_is_damaged_hides_no_other_run(queue, what):
     entry = queue.submit(config("shown"))
     entry.state = "running"
     queue.write(entry)
-    run = queue.run(entry)
+    run = queue.run_folder(entry)
     run.mkdir(parents=True)
     site = {"clients": [[0, 2]], "host": "a", "connected": True, "seen": 0.0, "why": ""}
     put(run, **({"sites": [{**site, "since": -1e308}]} if what == "a time that is none" else {}))

@@ -81,7 +81,7 @@ def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     # Patience ends this run after its resume.
     changes = {**WITH, "rounds": 40, "stop": {"patience": 2, "metric": "perplexity"}}
     changes["train"] = {"lr": 0.5, "batch_size": 16}
-    whole, resumed = check.trained(changes), check.resumed(changes, [])
+    whole, resumed = check.run_small_federation(changes), check.run_killed_and_resumed(changes, [])
     assert check.KILLED < len(whole) < 40
     assert [[r.get(k) for k in FIELDS] for r in whole] == [
         [r.get(k) for k in FIELDS] for r in resumed

@@ -8,7 +8,7 @@ import pytest
 
 from fednet import config
 from fednet.cli.main import main
-from fednet.cli.report import opened
+from fednet.cli.report import open_runs
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 from fednet.experiment import lock
 from fednet.sweep import cells
@@ -136,7 +136,7 @@ def test_cells_run_once_and_a_sweeps_folder_stands_for_those_that_are_done(three
         assert ran(three, code) == (["done"] * 3, [])
     assert times.read_text().split() == names
     (tmp_path / "three" / names[1] / "summary.json").unlink()
-    found = opened([tmp_path / "three"])
+    found = open_runs([tmp_path / "three"])
     assert [run.name for run in found] == [names[0], *names[2:]]
     assert not found[0].config["report"]  # one page is drawn over all
 
@@ -146,12 +146,12 @@ def test_finished_cells_are_compared_in_the_order_of_the_sweep_and_others_come_l
     three.write_text("base: base.yaml\nvary: {train.lr: [0.2, 0.1]}\n")
     ran(three)
     folder = three.parent / "three"
-    assert [run.name for run in opened([folder])] == ["lr0.2_seed0", "lr0.1_seed0"]
+    assert [run.name for run in open_runs([folder])] == ["lr0.2_seed0", "lr0.1_seed0"]
     three.write_text("base: base.yaml\nvary: {train.lr: [0.05]}\n")
     ran(three)
-    assert [run.name for run in opened([folder])][2:] == ["lr0.05_seed0"]
+    assert [run.name for run in open_runs([folder])][2:] == ["lr0.05_seed0"]
     (folder / ".cells" / "order").write_bytes(b"lr0.2_seed0\n\xff\n")
-    found = [run.name for run in opened([folder])]
+    found = [run.name for run in open_runs([folder])]
     assert found == ["lr0.2_seed0", "lr0.05_seed0", "lr0.1_seed0"]
 
 
@@ -223,7 +223,7 @@ def test_the_command_runs_several_cells_at_a_time_and_draws_one_page(tmp_path, c
     words = ["sweep", str(base), "--grid", "train.lr=0.1,0.2,0.3", "--jobs", "2", "--in-process"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     home = tmp_path / "base-sweep"
-    assert len(opened([home])) == 3
+    assert len(open_runs([home])) == 3
     assert "lr=0.3" in (home / "report.html").read_text()
     assert not list(home.glob("*/report.html"))
     assert "[3/3] lr0.3_seed0" in capsys.readouterr().out

@@ -21,8 +21,10 @@ def checked(tmp_path, monkeypatch):
 
     def run(text: str, kill: bool = False, sets: Sequence[str] = ()) -> str:
         if not kill:
-            again = check.trained
-            monkeypatch.setattr(check, "resumed", lambda changes, files: again(changes))
+            again = check.run_small_federation
+            monkeypatch.setattr(
+                check, "run_killed_and_resumed", lambda changes, files: again(changes)
+            )
         (tmp_path / "part.py").write_text(text)
         return "\n".join(check.check(tmp_path / "part.py", sets=sets))
 

@@ -11,7 +11,7 @@ import pytest
 from fednet import config, world
 from fednet.errors import ConfigError
 from fednet.world import Presence, Rates, World, shipped
-from fednet.world.presence import cyclic, joined
+from fednet.world.presence import cyclic, merge_spells
 
 SOME = Presence(((10.0, 20.0), (40.0, 60.0)))
 OTHER = Presence(((15.0, 30.0), (55.0, 70.0)))
@@ -44,7 +44,7 @@ def test_until_when_a_client_is_there_and_when_it_comes(presence, until, followi
 
 
 def test_spells_that_touch_are_one_and_those_without_a_length_are_none():
-    assert joined([(5, 7), (1, 3), (3, 4), (9, 9), (6, 8)]) == ((1, 4), (5, 8))
+    assert merge_spells([(5, 7), (1, 3), (3, 4), (9, 9), (6, 8)]) == ((1, 4), (5, 8))
     assert cyclic([(90, 110), (40, 50)], 100.0).spells == ((0, 10), (40, 50), (90, 100))
     assert cyclic([(10, 20), (30, 35)], 100.0).share() == 0.15
 
@@ -146,11 +146,11 @@ def test_the_phones_are_available_as_long_and_as_often_as_the_measured_ones():
 
 
 def test_more_clients_than_phones_have_them_again_on_other_days():
-    found = shipped.assigned(shipped.phones(), 1000, seed=3)
+    found = shipped.assign_traces(shipped.phones(), 1000, seed=3)
     assert len(found) == 1000
     assert len({p.spells for p in found}) > 900  # nearly all differ
-    assert found[:710] == shipped.assigned(shipped.phones(), 710, seed=3)
-    assert found != shipped.assigned(shipped.phones(), 1000, seed=4)
+    assert found[:710] == shipped.assign_traces(shipped.phones(), 710, seed=3)
+    assert found != shipped.assign_traces(shipped.phones(), 1000, seed=4)
 
 
 def test_the_models_have_the_measured_quantiles_means_and_outages():
