@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from fednet import proc
 from fednet.descriptors import reaching
 from fednet.errors import ConfigError
 
@@ -40,9 +41,7 @@ def free_memory() -> int:
     """
     found = [1 << 62]
     with contextlib.suppress(OSError, ValueError, KeyError):
-        text = reaching(Path("/proc/meminfo").read_text)
-        rows = dict(line.split(":") for line in text.splitlines())
-        found.append(1024 * sum(int(rows[k].split()[0]) for k in ("MemAvailable", "SwapFree")))
+        found.append(proc.free_memory())
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
         limit, used = (int(reaching(Path(name).read_text)) for name in _GROUP)
         found.append(limit - used)

@@ -43,11 +43,6 @@ def limit(raised: bool = False) -> int:
     return soft
 
 
-def count() -> int:
-    """Returns how many descriptors this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def keep_back() -> None:
     """Lowers this process's limit to `KEPT` fewer than the system allows, but for `reaching`."""
     global _beyond

@@ -6,12 +6,11 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet import proc
 from fednet.config.schema import TrainSection
 from fednet.errors import ConfigError
-from fednet.files import read_bytes
 from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
@@ -152,9 +151,7 @@ def processor() -> str:
     """Returns its maker and the widest instructions that torch has kernels for, such as
     `AuthenticAMD with AVX2`. Torch is not asked, since it would then choose its kernels.
     """
-    about = Path("/proc/cpuinfo")
-    lines = read_bytes(about).decode().splitlines() if about.exists() else []
-    known = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    known = proc.processor()
     flags = known.get("flags", "").split()
     widest = [name for name in ("avx512f", "avx2") if name in flags]
     maker = known.get("vendor_id", platform.machine())

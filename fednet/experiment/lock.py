@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from fednet import proc
 from fednet.descriptors import synced
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.files import locking, named, opened, read_bytes
@@ -38,7 +39,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gone(self) -> bool:
         """Returns whether its process is known to have ended: only one of this machine can be."""
-        return self.host == socket.gethostname() and not running(self.pid)
+        return self.host == socket.gethostname() and not proc.running(self.pid)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -47,15 +48,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 def me() -> Holder:
     """Returns this process as a holder, with a new token."""
     return Holder(host=socket.gethostname(), pid=os.getpid(), token=secrets.token_hex(8))
-
-
-def running(pid: int) -> bool:
-    """Returns whether a process of this machine runs; one that has ended may still have its id."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 # -- a run's directory -----------------------------------------------------------------------------

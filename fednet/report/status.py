@@ -7,7 +7,6 @@ if that is on this machine, and otherwise from the age of the file.
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import socket
 import time
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from fednet import proc
 from fednet.errors import StateError
 from fednet.experiment.rundir import resume_hint
 from fednet.ids import as_text, ranges_as_text
@@ -127,7 +127,7 @@ def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
         return False, f"{ENDED[status.state]}{resume}"
     age = now - status.updated
     if status.host == socket.gethostname() and status.pid is not None:
-        if not _exists(status.pid):
+        if not proc.running(status.pid):
             dead = f"server process {status.pid} has ended unexpectedly"
             return False, f"{dead} (last update {span(age)} ago); {resume_hint(run)}"
         return True, f"server process {status.pid} is running (last update {span(age)} ago)"
@@ -231,21 +231,6 @@ def show(run: str | Path, json: bool = False) -> str:
         return text(status, Path(run), now)
     live, how = alive(status, Path(run), now)
     return jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
-
-
-def _exists(pid: int) -> bool:
-    """Whether the process runs. A zombie has ended, although its parent has not noticed yet."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[:1] != ["Z"]
 
 
 def span(seconds: float) -> str:

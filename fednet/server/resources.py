@@ -10,9 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
-from fednet.files import read_bytes
+from fednet.proc import memory_bytes, processor_seconds
 
 MB = 1e6
 
@@ -79,27 +78,3 @@ class Resources:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-def processor_seconds(pid: int) -> float:
-    """Returns user and system time of a process so far; 0 for one that has ended."""
-    try:
-        text = read_bytes(Path(f"/proc/{pid}/stat")).decode(errors="replace")
-        fields = text.rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_bytes(pid: int, file: str, name: str) -> int:
-    """Returns a number of a process: `Pss` of smaps_rollup (proportional set size), `VmHWM` of
-    status (peak resident); 0 for one that has ended.
-    """
-    try:
-        text = read_bytes(Path(f"/proc/{pid}/{file}")).decode(errors="replace")
-        for line in text.splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0

@@ -27,7 +27,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import build as experiments
 from fednet.files import read_lines
 from fednet.plain import JsonDict, JsonMapping
-from fednet.server.resources import processor_seconds
+from fednet.proc import processor_seconds
 from fednet.wire import frames
 from fednet.wire import messages as m
 from fednet.wire.payload import Run

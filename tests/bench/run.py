@@ -24,7 +24,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict, JsonMapping
-from fednet.server.resources import memory_bytes, processor_seconds
+from fednet.proc import memory_bytes, processor_seconds
 from tests.bench.workloads import Workload
 
 # How often processes are looked at: what they take together.

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fednet import proc
 from fednet.client.books import Book
 from fednet.errors import CannotGoOn, ConfigError, refused
 from fednet.experiment import lock
@@ -68,8 +69,8 @@ def test_what_a_killed_process_held_is_free(tmp_path, other):
 def test_a_process_that_has_ended_and_was_not_waited_for_does_not_run():
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not lock.running(process.pid)
-    assert lock.running(os.getpid())
+        assert not proc.running(process.pid)
+    assert proc.running(os.getpid())
 
 
 def test_a_lock_that_could_not_be_written_is_held_by_nobody(tmp_path, monkeypatch):

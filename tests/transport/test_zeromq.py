@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from fednet import descriptors
+from fednet import proc
 from fednet.errors import ConfigError
 from fednet.transport.base import (
     MAX_FRAME_BYTES,
@@ -322,14 +322,14 @@ def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first(pair
 
 
 def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_path, new_pair):
-    before = descriptors.count()
+    before = proc.descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
         crowd = [stack.enter_context(socket.socket()) for _ in range(100)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100 + 120, limits[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         pair = new_pair()
-        own = descriptors.count()
+        own = proc.descriptors()
         host, port = pair.server.address.removeprefix("tcp://").split(":")
         for one in crowd:
             one.connect((host, int(port)))
@@ -339,16 +339,16 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
             (tmp_path / "file").open("a").close()
             pair.server.poll(0.002)
         assert pair.refused
-        assert descriptors.count() - own <= pair.server._room
+        assert proc.descriptors() - own <= pair.server._room
 
 
 def test_peers_that_say_nothing_take_no_descriptor(pair):
     client, _conn = joined(pair)
-    before = descriptors.count()
+    before = proc.descriptors()
     crowd = [pair.stranger() for _ in range(50)]
     late, _ = joined(pair)
     # what these two took: a socket each here, the newest client's two ends and a second handle
-    assert descriptors.count() - before < len(crowd) + 20
+    assert proc.descriptors() - before < len(crowd) + 20
     crowd[0].sendall(greeting())
     pump(pair.server, client, late, until=lambda seen: len(pair.server._by_descriptor) == 3)
     assert crowd[0].recv(64)

@@ -22,7 +22,7 @@ from typing import TypeVar
 import zmq
 import zmq.utils.z85
 
-from fednet import descriptors
+from fednet import descriptors, proc
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received, pause
 from fednet.transport.framing import framing
@@ -171,7 +171,7 @@ class ZmqServer:
         self.on_refused = on_refused
         self._closed = False
         limit = descriptors.limit()
-        self._room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
+        self._room = max(2, limit - proc.descriptors() - min(RESERVED, limit // 4))
         self._max_each = max_each
         self._serial = itertools.count(1)
         self._by_descriptor: dict[int, Connection] = {}  # those that stand
