@@ -177,6 +177,37 @@ class Data:
         """SHA-256 of the names of the classes in order; "" if there are none."""
         return "" if self.names is None else digest_of(self.names)
 
+    @functools.cached_property
+    def inputs_form(self) -> tuple[object, ...]:
+        """Name, type and shape of one sample as the model gets it, then type and shape of its
+        target.
+        """
+        x, y = self.train
+        made = [
+            (name, torch.float32 if part.dtype == torch.uint8 else part.dtype, part.shape[1:])
+            for name, part in named(x).items()
+        ]
+        return tuple(made), y.dtype, y.shape[1:]
+
+    @functools.cached_property
+    def input_nbytes(self) -> int:
+        """Bytes of one sample as the model gets it, without its target."""
+        parts = named(self.train[0]).values()
+        return sum(math.prod(p.shape[1:]) * max(4, p.element_size()) for p in parts)
+
+    @functools.cached_property
+    def _held(self) -> dict[torch.device, Split]:
+        return {}
+
+    def held(self, device: torch.device) -> Split:
+        """Returns the raw training samples on `device`, where they are copied once."""
+        found = self._held.get(device)
+        if found is None:
+            x, y = self.train
+            whole = mapped(x, lambda part: to_device(part, device)), to_device(y, device)
+            found = self._held[device] = whole
+        return found
+
     # -- samples -----------------------------------------------------------------------------------
     def take(self, indices: np.ndarray, which: str = "train") -> Split:
         """Returns a copy of the raw samples at these indices of one split."""

@@ -12,7 +12,9 @@ import torch
 from fednet.data.base import Data, Split
 from fednet.plain import JsonDict
 from fednet.seeds import rng, torch_rng
-from fednet.tensors import Inputs, named, to_device
+from fednet.tensors import Inputs, mapped, named, to_device
+
+ON_GPU = 1 << 30  # bytes of raw samples up to which all lie on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,23 @@ class Site:
     @property
     def nbytes(self) -> int:
         """Bytes of the training inputs."""
-        return sum(part.nbytes for part in named(self.train[0]).values())
+        return self.n * self.data.input_nbytes
+
+    @property
+    def together(self) -> bool:
+        """Whether the training samples are rows of `data` as it is, which has room on `device`."""
+        if self.noise:
+            return False
+        return self.device.type == "cpu" or self.data.n_train * self.data.sample_nbytes <= ON_GPU
+
+    def rows(self, index: np.ndarray) -> tuple[Inputs, torch.Tensor]:
+        """(x, y): these rows of all training samples of `data` as model inputs on `device`, one
+        behind the other; for a site that is `together`.
+        """
+        x, y = self.data.held(self.device)
+        at = to_device(torch.from_numpy(index), self.device)
+        taken = mapped(x, lambda part: part.index_select(0, at))
+        return self.data.inputs(taken, self.device), y.index_select(0, at)
 
     @property
     def n(self) -> int:

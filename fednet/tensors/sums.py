@@ -49,9 +49,9 @@ class Sum:
             vector = accumulate(self.vector, x.vector, factor, other)
             buffers = self.buffers
             counters = self.counters
-            if len(buffers):
+            if buffers.shape[0]:
                 buffers = accumulate(buffers, x.buffers, weight)
-            if len(counters):
+            if counters.shape[0]:
                 counters = torch.maximum(counters, x.counters.to(counters.device))
         else:
             raise ValueError("tensors of another layout cannot be added to this sum")

@@ -31,6 +31,10 @@ CHUNK = 1 << 16
 # Elements that are computed at once where no bits depend on it; on a GPU, where each call costs.
 BLOCK = 1 << 18
 GPU_BLOCK = 1 << 25
+FLOAT32_MOST = torch.finfo(torch.float32).max
+# Devices that the host waits for when it reads a value: there a norm that is known counts until
+# torch writes to the vector. On a processor NumPy may write to it, which leaves no trace.
+WAITING = ("cuda",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +153,20 @@ class Tensors:
 
     def clone(self) -> Tensors:
         """Returns a copy that shares no memory with this one."""
-        return Tensors(
-            self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone()
-        )
+        copy = Tensors(self.layout, *map(_copied, (self.vector, self.buffers, self.counters)))
+        known = self._known_norm()
+        return copy if known is None else copy.with_norm(known)
+
+    def with_norm(self, norm: float) -> Tensors:
+        """Returns the same, with its `rough_norm`, which counts until torch writes to it."""
+        self.__dict__["_norm"] = norm, self.vector._version
+        return self
+
+    def _known_norm(self) -> float | None:
+        known: tuple[float, int] | None = self.__dict__.get("_norm")
+        if known is None or self.vector.device.type not in WAITING:
+            return None
+        return known[0] if known[1] == self.vector._version else None
 
     def zeros_like(self) -> Tensors:
         """Returns zeros of the same layout, on the same device; buffers and counters too."""
@@ -210,7 +225,10 @@ class Tensors:
         """Returns Euclidean norm over the parameters, in float32: not finite where a parameter is
         not, or its square is too large.
         """
-        return math.sqrt(torch.dot(self.vector, self.vector))
+        known = self._known_norm()
+        if known is None:
+            return math.sqrt(torch.dot(self.vector, self.vector))
+        return known if known * known <= FLOAT32_MOST else math.inf
 
     # -- identity ----------------------------------------------------------------------------------
     # A round's record and its checkpoint both ask, of a value that does not change.
@@ -232,7 +250,7 @@ class Tensors:
         norm and the sum first: a NaN or an infinity leaves neither finite.
         """
         whole = (math.isfinite(self.rough_norm) or bool(torch.isfinite(self.vector).all())) and (
-            not self.buffers.numel()
+            not self.buffers.shape[0]
             or bool(torch.isfinite(self.buffers.sum()))
             or bool(torch.isfinite(self.buffers).all())
         )
@@ -355,6 +373,15 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a flat vector; of one without elements itself."""
+    if not x.shape[0]:
+        return x
+    if x.nbytes < FROM_BYTES or x.device.type != "cpu":
+        return x.clone()
+    return room(x.shape[0], x.dtype).copy_(x)
+
+
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
     """Returns inner product of two flat vectors in float64, without a float64 copy of either."""
     total = 0.0
@@ -370,15 +397,19 @@ def accumulate(
     """Adds weight * (x - less) to `total`, in float64 and in place, and returns it: on the device
     of `total`; None for a new sum, on that of x. The difference is rounded to float32.
     """
-    fresh = total is None
+    fresh, size = total is None, x.shape[0]
     if total is None:
-        total = room(len(x), torch.float64, x.device)
-    if not len(x):
+        total = room(size, torch.float64, x.device)
+    if not size:
         return total
     device = total.device
     length = BLOCK if device.type == "cpu" else GPU_BLOCK
+    if x.device != device:
+        x = x.to(device)
+    if size <= length and less is None and not fresh:
+        return total.add_(x, alpha=weight)  # which torch computes in float64
     lesser = itertools.repeat(None) if less is None else less.to(device).split(length)
-    for into, part, other in zip(total.split(length), x.to(device).split(length), lesser):
+    for into, part, other in zip(total.split(length), x.split(length), lesser):
         wide = (part if other is None else part - other).double()
         if fresh:
             torch.mul(wide, weight, out=into)

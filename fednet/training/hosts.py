@@ -142,6 +142,12 @@ class ClientHost:
         """The client's training samples as model inputs (x, y), on `device`."""
         return self._splits.train
 
+    @property
+    def data_in_pack(self) -> Pair | Site:
+        """The same, or their site, where they are gathered from a dataset of all clients."""
+        splits = self._splits
+        return splits if isinstance(splits, Site) and splits.together else self.data
+
     @cached_property
     def test(self) -> Pair:
         """The client's test samples, in the same form."""
@@ -226,11 +232,14 @@ class ClientHost:
         setting = self.setting
         config = self.train_config
         start = self.whole(x)
-        inputs, labels = self.data
+        own: Pair | Site = (
+            self.data_in_pack if self.pack is not None and loss is None else self.data
+        )
         if more is not None and len(more):
+            inputs, labels = self.data
             added, given = self.inputs(more)
             labels = torch.cat([labels, given.to(labels.dtype)])
-            inputs = mapped(inputs, lambda *parts: torch.cat(parts), added)
+            own = mapped(inputs, lambda *parts: torch.cat(parts), added), labels
         where = "" if stream == "order" else f"/{stream}"  # part of the names of random draws
         recipe = msgspec.structs.replace(
             config,
@@ -240,7 +249,7 @@ class ClientHost:
         )
         descent = Descent(
             self._given,
-            (inputs, labels),
+            own,
             recipe,
             self.rng(stream),
             Hooks(proximal, toward, add_to_grad, scale_grad, add_to_step, only),

@@ -18,7 +18,7 @@ import torch
 
 from fednet.config.schema import TrainSection, scheduled
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors
+from fednet.tensors import Inputs, Tensors, named
 from fednet.training import graphs
 from fednet.training.optimizers import Corrected, Optimizer, optimizer
 from fednet.training.samples import batches, length, piece, take
@@ -26,8 +26,10 @@ from fednet.training.scratch import Scratch
 from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
+    from fednet.data.federation import Site
     from fednet.training.tasks import Task
 
+Pair = tuple[Inputs, torch.Tensor]
 Loss = Callable[..., torch.Tensor]
 # Of samples (x, y), for one epoch.
 Augment = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
@@ -77,8 +79,8 @@ class Descent:
     """
 
     scratch: Scratch
-    data: tuple[Inputs, torch.Tensor]
-    """Samples (x, y)."""
+    data: Pair | Site
+    """Samples (x, y). A lane may have its site instead: they are gathered from where they lie."""
     recipe: TrainSection
     """The `train` section as it holds for this training: with its rate, and with steps only where
     they replace epochs.
@@ -108,7 +110,7 @@ class Descent:
     def __post_init__(self) -> None:
         recipe = self.recipe
         only = self.hooks.only
-        self.n = length(self.data[0])
+        self.n = length(self.data[0]) if isinstance(self.data, tuple) else self.data.n
         self.cuts = batches(self.n, recipe.batch_size, self.scratch.batch_norm)
         self.steps = recipe.epochs * len(self.cuts)
         if recipe.steps is not None and self.cuts:
@@ -121,6 +123,18 @@ class Descent:
                     f"no trainable parameter of the model is named {', '.join(sorted(missing))}."
                 )
             self.trained = list(layout.select(only).names)
+
+    @property
+    def pair(self) -> Pair:
+        """Samples (x, y)."""
+        return self.data if isinstance(self.data, tuple) else self.data.train
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Bytes of one sample, without its target."""
+        if isinstance(self.data, tuple):
+            return sum(p[:1].nbytes for p in named(self.data[0]).values())
+        return self.data.data.input_nbytes
 
     @cached_property
     def width(self) -> int:
@@ -140,15 +154,17 @@ class Descent:
     @cached_property
     def kind(self) -> tuple[object, ...]:
         """What the lanes of one pack have in common."""
-        x, y = self.data
         hooks = self.hooks
-        inputs = x.items() if isinstance(x, dict) else [("", x)]
+        if isinstance(self.data, tuple):
+            x, y = self.data
+            inputs = tuple([(name, p.dtype, p.shape[1:]) for name, p in named(x).items()])
+            form: tuple[object, ...] = inputs, y.dtype, y.shape[1:]
+        else:
+            form = self.data.data.inputs_form
         return (
             self.settings,
             self.width,
-            tuple((name, part.dtype, part.shape[1:]) for name, part in inputs),
-            y.dtype,
-            y.shape[1:],
+            form,
             tuple(self.trained),
             hooks.proximal,
             hooks.toward is None,
@@ -305,8 +321,9 @@ def _shuffled(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.
     scratch = descent.scratch
     order = torch.from_numpy(descent.order.permutation(descent.n))
     index = order.to(scratch.device, non_blocking=True)
-    x = take(descent.data[0], index)
-    y = descent.data[1].index_select(0, index)
+    x, y = descent.pair
+    x = take(x, index)
+    y = y.index_select(0, index)
     if augment is not None:
         x, y = augment(x, y)
     if scratch.channels_last and isinstance(x, torch.Tensor) and x.dim() == 4:

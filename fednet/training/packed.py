@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors, mapped, named, to_device
+from fednet.tensors import Inputs, Tensors, mapped, to_device
 from fednet.training.graphs import kept
 from fednet.training.loop import Descent
 from fednet.training.optimizers import SGD, Corrected
@@ -38,6 +38,7 @@ from fednet.training.scratch import OwnState, draws
 from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
+    from fednet.data.federation import Site
     from fednet.training.tasks import Task
 
 # Devices on which a lane's weights are stepped as tensors of their own: a processor computes the
@@ -151,7 +152,9 @@ class Plan:
         forward = vmap(one)
         for i in range(len(lanes), n):
             freeze(i)
-        self.dropout.begin([row.draws for row in rows], piece(first.data[0], 0, 1), first.width)
+        if self.dropout.parts:
+            sample = piece(first.pair[0], 0, 1)
+            self.dropout.begin([row.draws for row in rows], sample, first.width)
         losses = torch.zeros_like(self.total)
         seen = [0] * len(lanes)
         for step, (x, y, shares, sizes) in enumerate(joint_batches(lanes, n, seen), 1):
@@ -190,10 +193,13 @@ class Plan:
             self._read(over, after, losses)
             if all(lane.error is not None or lane.steps <= step for lane in lanes):
                 break
-        for i, (lane, model, loss) in enumerate(zip(lanes, after, losses.tolist())):
+        # What the host has to know of them, in one read.
+        norms = torch.linalg.vector_norm(after, dim=1).double()
+        found = torch.stack([losses[: len(lanes)], norms], dim=1).tolist()
+        for i, (lane, model, (loss, norm)) in enumerate(zip(lanes, after, found)):
             if lane.error is None:
                 assert lane.start is not None
-                lane.after = lane.start.with_vector(model)
+                lane.after = lane.start.with_vector(model).with_norm(norm)
                 lane.run = Run(lane.n, lane.steps, loss / seen[i])
 
     def _read(self, over: list[int], after: torch.Tensor, losses: torch.Tensor) -> None:
@@ -246,23 +252,16 @@ def joint_batches(
     batch's mean, sizes (N,): of the batches). A lane without further steps repeats its first
     sample, with a share of 0. seen: each lane's samples are counted there.
 
-    They are gathered for some steps at a time: one gather a lane, into one tensor for all.
+    They are gathered for some steps at a time: where they all are rows of one dataset by one
+    gather, else by one a lane, into one tensor for all.
     """
     first = lanes[0]
     width, device = first.width, first.scratch.device
     draws = [_batches(lane) for lane in lanes]
-    data = [lane.data for lane in lanes] + [first.data] * (n - len(lanes))
-    x, others = first.data[0], [x for x, _ in data[1:]]
-    sample = sum(part[:1].nbytes for part in named(x).values())
-    chunk = max(1, CHUNK_BYTES // (n * width * sample))
+    rows = [*lanes, *[first] * (n - len(lanes))]
+    take = _of_one_dataset(rows) or _of_each(rows)
+    chunk = max(1, CHUNK_BYTES // (n * width * first.sample_nbytes))
     most = max(lane.steps for lane in lanes)
-
-    def gathered(at: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
-        shape = parts[0].shape[1:]
-        out = torch.empty((n, at[0].numel(), *shape), dtype=parts[0].dtype, device=device)
-        for i, part in enumerate(parts):
-            torch.index_select(part, 0, at[i].view(-1), out=out[i])
-        return out.view(*at.shape, *shape)
 
     for begun in range(0, most, chunk):
         steps = min(chunk, most - begun)
@@ -273,12 +272,55 @@ def joint_batches(
             for s, (rows, size) in zip(range(steps), draw):
                 index[i, s], shares[s, i, :size], sizes[s, i] = rows, 1.0 / size, size
             seen[i] += int(sizes[:, i].sum())
-        at = to_device(torch.from_numpy(index), device)
-        xs = mapped(x, functools.partial(gathered, at), *others)
-        ys = gathered(at, *(y for _, y in data))
+        xs, ys = take(index)
         part_of, samples = (to_device(torch.from_numpy(a), device) for a in (shares, sizes))
         for k in range(steps):
             yield mapped(xs, lambda part: part[:, k]), ys[:, k], part_of[k], samples[k]  # noqa: B023
+
+
+Take = Callable[[np.ndarray], tuple[Inputs, torch.Tensor]]
+"""Gathers samples (x, y): from rows of each lane, (N, ...), to tensors (N, ..., sample's shape)."""
+
+
+def _of_one_dataset(rows: Sequence[Descent]) -> Take | None:
+    """None where the lanes' samples are not all rows of one dataset."""
+    sites: list[Site] = []
+    for row in rows:
+        site = row.data
+        if isinstance(site, tuple) or not site.together or site.data is not rows[0].data.data:
+            return None
+        sites.append(site)
+    parts = np.concatenate([site.part for site in sites])
+    begins = np.cumsum([0, *[site.n for site in sites[:-1]]])
+
+    def take(index: np.ndarray) -> tuple[Inputs, torch.Tensor]:
+        at = parts[index + begins.reshape(-1, *[1] * (index.ndim - 1))]
+        x, y = sites[0].rows(at.reshape(-1))
+        return mapped(x, lambda p: p.view(*at.shape, *p.shape[1:])), y.view(*at.shape, *y.shape[1:])
+
+    return take
+
+
+def _of_each(rows: Sequence[Descent]) -> Take:
+    device = rows[0].scratch.device
+    pairs = [row.pair for row in rows]
+
+    def take(index: np.ndarray) -> tuple[Inputs, torch.Tensor]:
+        at = to_device(torch.from_numpy(index), device)
+
+        def gathered(*parts: torch.Tensor) -> torch.Tensor:
+            shape = parts[0].shape[1:]
+            out = torch.empty(
+                (len(rows), at[0].numel(), *shape), dtype=parts[0].dtype, device=device
+            )
+            for i, part in enumerate(parts):
+                torch.index_select(part, 0, at[i].view(-1), out=out[i])
+            return out.view(*at.shape, *shape)
+
+        x = mapped(pairs[0][0], gathered, *[x for x, _ in pairs[1:]])
+        return x, gathered(*[y for _, y in pairs])
+
+    return take
 
 
 def _batches(lane: Descent) -> Iterator[tuple[np.ndarray, int]]:
@@ -326,8 +368,6 @@ class Dropout:
         """A training begins. keys: a number of each lane's; one: a sample, to see the shapes of
         what is dropped from.
         """
-        if not self.parts:
-            return
         if self._shapes is None:
             self.masks = []
             with torch.no_grad():
@@ -436,7 +476,7 @@ def check_lane(task: Task, lane: Descent) -> None:
     mixes the samples of a batch, or a task whose loss is not the mean of its losses, tried on a
     lane's own samples. Waits for the device: to be asked once.
     """
-    (x, y), module = lane.data, lane.scratch.module
+    (x, y), module = lane.pair, lane.scratch.module
     n = min(lane.n, lane.width)
     lane.scratch.train_mode(alone=False)
     for part in module.modules():

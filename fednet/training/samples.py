@@ -11,7 +11,7 @@ FEW = 2  # samples of a last batch that is too small for BatchNorm's statistics
 
 def length(x: Inputs) -> int:
     """Samples in x: the length of its first axis."""
-    return len(next(iter(x.values())) if isinstance(x, dict) else x)
+    return (next(iter(x.values())) if isinstance(x, dict) else x).shape[0]
 
 
 def take(x: Inputs, index: torch.Tensor) -> Inputs:

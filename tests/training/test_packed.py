@@ -10,6 +10,7 @@ import itertools
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,8 +18,10 @@ from torch import nn
 from fednet import models, registry, seeds
 from fednet.algorithms.base import Samples
 from fednet.config import TrainSection
+from fednet.data.base import Data
+from fednet.data.federation import Site
 from fednet.errors import ConfigError
-from fednet.tensors import Layout, Tensors
+from fednet.tensors import Layout, Tensors, named, values
 from fednet.training import packed
 from fednet.training.loop import Descent, Hooks, descend
 from fednet.training.scratch import Scratch
@@ -153,6 +156,47 @@ def test_models_that_are_one_tensor_for_all_lanes_are_loaded_as_copies_of_it_are
         found.append([bits(lane) for lane in lanes])
     assert found[0] == found[1]
     assert start.sha256() == weights(start.layout, 0).sha256()
+
+
+@pytest.mark.parametrize("x", ["bytes", "floats", "two"])
+@pytest.mark.parametrize("chunk", [1, packed.CHUNK_BYTES])
+def test_samples_gathered_from_one_dataset_are_those_of_each_client(x, chunk, monkeypatch):
+    monkeypatch.setattr(packed, "CHUNK_BYTES", chunk)  # of one step at a time, or all at once
+    draw = torch.Generator().manual_seed(1)
+    made = torch.randint(0, 256, (200, *SHAPE), dtype=torch.uint8, generator=draw)
+    inputs = {"bytes": made, "floats": made / 77.0, "two": {"a": made, "b": made / 77.0}}[x]
+    y = torch.randint(0, CLASSES, (200,), generator=draw)
+    data = Data((inputs, y), classes=CLASSES, mean=(0.3,), std=(0.7,))
+    parts = np.split(np.sort(seeds.rng(0, "parts").permutation(200)[:137]), [40, 73])
+    cpu, none = torch.device("cpu"), np.zeros(0, dtype=np.int64)
+    sites = [Site(data, part, none, cpu) for part in parts]
+    lanes = [client(k) for k in (0, 1, 3)]
+    found = []
+    for of in ("train", None):
+        for lane, site in zip(lanes, sites):
+            lane.data = site if of is None else getattr(site, of)
+            lane.order = seeds.rng(0, "order", 1, lane.n)
+            lane.__post_init__()
+        found.append([copy.deepcopy(step) for step in packed.joint_batches(lanes, 4, [0] * 3)])
+        assert len({lane.kind[2:] for lane in lanes}) == 1
+    alone, together = found
+    assert len(alone) == max(lane.steps for lane in lanes)
+    for (x1, *rest1), (x2, *rest2) in zip(alone, together, strict=True):
+        assert all(map(torch.equal, named(x1).values(), named(x2).values()))
+        assert all(map(torch.equal, rest1, rest2))
+
+
+def test_norms_of_a_pack_are_those_of_each_client_and_do_not_outlive_what_is_written(monkeypatch):
+    monkeypatch.setattr(values, "WAITING", ("cpu",))
+    lanes = [client(k) for k in (0, 1, 3)]
+    packed.descend(lanes, 4, TASK)
+    for lane in lanes:
+        x = lane.after.vector.double()
+        assert lane.after.clone().rough_norm == pytest.approx(float(x.norm()), rel=1e-5)
+    lanes[1].after.vector[0] = torch.nan
+    assert not lanes[1].after.is_finite()
+    assert not lanes[1].after.clone().is_finite()
+    assert lanes[0].after.is_finite()
 
 
 def test_each_lane_trains_what_it_is_told_to_and_keeps_the_rest_of_its_own_start():
