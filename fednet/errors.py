@@ -88,6 +88,10 @@ class LeftRound(FednetError):
     pass
 
 
+class SharedChanged(ConfigError):
+    """A method has written to tensors that several tasks had: what came of any may be wrong."""
+
+
 class RoundVoid(FednetError):
     """spoiled: whether what a client sent is the reason, and not that too few have answered."""
 

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 
 class Book:
-    """Writes the book of a process's messages. It keeps rows that come before it is opened. Several
-    processes may share a file: one of them writes at a time, after it has cut off a line that
-    another process did not finish before it was killed.
+    """Writes the book of a process's messages. It keeps rows until it is flushed, and those that
+    come before it is opened. Several processes may share a file: one of them writes at a time,
+    after it has cut off a line that another process did not finish before it was killed.
     """
 
     def __init__(self) -> None:
-        self.rows: list[JsonDict] = []  # wait for a file
+        self.rows: list[JsonDict] = []  # that are not in the file
         self._file = -1
         self._path = Path()
+        self._lock = threading.Lock()
 
     def open(self, path: Path) -> None:
         """Writes rows to this file from now on."""
@@ -46,15 +47,21 @@ class Book:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(path, flags)
         self._path = path
-        waiting = self.rows
-        self.rows = []
-        self.write(*waiting)
+        self.flush()
 
-    def write(self, *rows: JsonDict) -> None:
-        if self._file < 0:
-            self.rows += rows
+    def add(self, row: JsonDict) -> None:
+        """Adds a row, which `flush` writes."""
+        with self._lock:  # a file is opened in another thread
+            self.rows.append(row)
+
+    def flush(self) -> None:
+        """Writes the rows that have come, if there is a file."""
+        if self._file < 0 or not self.rows:
             return
-        text = b"".join(map(plain_line, rows))
+        with self._lock:
+            waiting = self.rows
+            self.rows = []
+        text = b"".join(map(plain_line, waiting))
         with alone(self._file, self._path), named(self._path):
             end = os.fstat(self._file).st_size
             if end and os.pread(self._file, 1, end - 1) != b"\n":
@@ -63,6 +70,7 @@ class Book:
 
     def close(self) -> None:
         if self._file >= 0:
+            self.flush()
             os.close(self._file)
             self._file = -1
 

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -31,6 +31,7 @@ from fednet.errors import (
     FednetError,
     LeftRound,
     RemoteProtocolError,
+    SharedChanged,
     StateAbsent,
     StateError,
     complain,
@@ -52,6 +53,7 @@ from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
+    from fednet.client.faults import Work
     from fednet.client.packs import Packs
     from fednet.client.worker import EncodedReply, Worker
     from fednet.experiment.links import Shaper
@@ -123,7 +125,7 @@ class Done:
     given: p.Given
     reply: EncodedReply | None = None
     failed: m.Failed | None = None
-    faults: PlannedFaults = field(default_factory=PlannedFaults)
+    faults: PlannedFaults | None = None
     """To act out when it is sent."""
     due: float = 0.0
     """When it may be sent, on the monotonic clock."""
@@ -221,7 +223,7 @@ class ClientLoop:
             "client",
             lambda conn, frames: self.transport.send(frames),
             partial(framing, curve=curve),
-            Journal(self.book.write, by_round=False),
+            Journal(self.book.add, by_round=False),
             connection_bytes(curve, "client"),
             protocol.part,
         )
@@ -363,6 +365,7 @@ class ClientLoop:
             found = read_server(self._directory)
             if found is not None and found[0] != self.transport.address:
                 self.transport.reconnect(found[0])
+        self.book.flush()
         return moved
 
     def close(self) -> None:
@@ -433,15 +436,20 @@ class ClientLoop:
                 protocol.failed(key, failed.reason, failed.again, failed.lacks, failed.base)
             )
             return
-        if done.reply is None or done.faults.silent:
+        faults = done.faults
+        if done.reply is None or (faults is not None and faults.silent):
             protocol.forget(key)
             return
-        out = protocol.reply(done.reply.reply, done.reply.body, done.faults.share)
-        out = done.faults.sent(out)
+        share = None if faults is None else faults.share
+        out = protocol.reply(done.reply.reply, done.reply.body, share)
+        if faults is not None:
+            out = faults.sent(out)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # The reply waits for its client's emulated link; this process is free for another one.
             out += protocol.uploading(key.client)
-        self._follow([*out, *done.faults.after()])
+        if faults is not None:
+            out += faults.after()
+        self._follow(out)
 
     def _use(self, prepared: Prepared, run: str) -> None:
         """Works with what was prepared from now on, and tells the server that it can send tasks."""
@@ -514,8 +522,8 @@ class ClientLoop:
     def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
         """Does a task."""
         task = given.task
-        key = given.task.key
-        faults = PlannedFaults()
+        key = task.key
+        faults: PlannedFaults | None = None
         if task.faults and self._faults:
             faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
         elif task.faults and not self._warned_of_faults:
@@ -528,11 +536,15 @@ class ClientLoop:
             if self._wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
-        work = faults.around(partial(worker.work, task, given.body), partial(self._crash, given))
+        work: Work = partial(worker.work, task, given.body)
+        if faults is not None:
+            work = faults.around(work, partial(self._crash, given))
         try:
             reply = self.slots.run(device, partial(work, step), worker.device.forget)
         except Silenced:
             return Done(given)
+        if faults is None:
+            return Done(given, reply)
         return Done(given, reply, faults=faults, due=faults.due(began))
 
     def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
@@ -571,7 +583,8 @@ class ClientLoop:
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
-        fatal = error if isinstance(error, StateError) and not lacks else None
+        ends = isinstance(error, (StateError, SharedChanged)) and not lacks
+        fatal = error if ends else None
         return Done(given, failed=failed, fatal=fatal)
 
     def _crash(self, given: p.Given) -> NoReturn:

@@ -69,11 +69,13 @@ class Packs:
         To be called within a task.
         """
         grad = torch.is_grad_enabled()  # of the thread, so of all tasks
-        torch.set_grad_enabled(True)
+        if not grad:
+            torch.set_grad_enabled(True)
         parent = getcurrent().parent
         assert parent is not None
         parent.switch(lane)
-        torch.set_grad_enabled(grad)
+        if not grad:
+            torch.set_grad_enabled(False)
         if lane.error is not None:
             raise lane.error
         assert lane.run is not None

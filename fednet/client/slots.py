@@ -98,7 +98,8 @@ class SlotPool:
         if not inline:
             self._may_work.set()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._finished = threading.Condition(self._lock)  # all calls are
         self._start_threads()
 
     @property
@@ -140,7 +141,7 @@ class SlotPool:
             return True
         self._may_work.set()
         with self._lock:
-            self._lock.wait_for(lambda: not self._unfinished)
+            self._finished.wait_for(lambda: not self._unfinished)
         self._may_work.clear()
         return True
 
@@ -195,7 +196,7 @@ class SlotPool:
             with self._lock:
                 self._unfinished -= 1
                 if not self._unfinished:
-                    self._lock.notify_all()
+                    self._finished.notify_all()
 
     def _next_call(self, number: int, running: int) -> Callable[[], None] | None:
         """Returns a call that may be made beside so many; None if there is none, or no slot."""

@@ -21,10 +21,11 @@ import torch
 from fednet import seeds
 from fednet.algorithms.making import is_secure
 from fednet.algorithms.returned import finite
-from fednet.algorithms.state import State, fingerprints
+from fednet.algorithms.state import State
 from fednet.client import evaluation
 from fednet.client.books import Answers, Secrets
 from fednet.client.policy import Policy
+from fednet.client.untouched import Untouched
 from fednet.data.federation import Site
 from fednet.errors import BaseAbsent, ConfigError, RemoteProtocolError, StateAbsent
 from fednet.experiment import privacy
@@ -45,6 +46,7 @@ from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import Payload, Run, tensors_of, weights_of
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
+NOTHING = contextlib.nullcontext()
 CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` leaves
 
 
@@ -123,7 +125,7 @@ class Device:
         kept for that stream alone.
         """
         if self.device.type != "cuda" or self.packed:
-            return contextlib.nullcontext()
+            return NOTHING
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._own.stream)
@@ -169,7 +171,8 @@ class Worker:
         self._balanced = balanced
         self._balanced_set: Pair | None = None
         self._lock = threading.Lock()
-        self._fingerprints: dict[Setting, dict[str, object]] = {}  # of the initial models
+        self._untouched = Untouched(config.algorithm.name)
+        self._malicious = attacks.malicious(config)
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
 
@@ -225,7 +228,7 @@ class Worker:
         key = task.key
         record, start = self._load(task)
         # A planned fault, where this site allows such faults.
-        malicious = self.policy.faults and key.client in attacks.malicious(config)
+        malicious = self.policy.faults and key.client in self._malicious
         state_sha256 = ""
         kept = False
 
@@ -233,7 +236,7 @@ class Worker:
         held = record.own(exp.setting.initial)
         fill = exp.agreed if held is None else held.select(exp.shared)
 
-        with self.device.stream(), contextlib.ExitStack() as at_end:
+        with self.device.stream():
             step("loading", 0, 0)
             setting = exp.setting_of(key.client)
             site = self.device.site(key.client)
@@ -253,78 +256,75 @@ class Worker:
                 progress=lambda done, of: step("training", done, of),
                 pack=self.pack,
             )
-            at_end.callback(host.close)
-            if key.purpose != "train":
-                newest = exp.exact.decode(exp.evaluation, task.form, body, fill=fill)
-                turn("evaluating")
-                local = self.store.local(key.client, start)
-                balanced = None if self._balanced is None else self._load_balanced
-                found = evaluation.asked(exp, task, newest, local, record, host, balanced)
-                main = False
-                encoded = exp.up.encode(evaluation.reply(exp, found))
-                form = encoded.form
-                sent = encoded.body
-            else:
-                main = key.phase == method.main_exchange
-                past = record.past(f"down/{key.phase}/")
-                state, down = self._decode(exp, task, body, record, fill, host, past)
-                x = weights_of(down)
-                reference = exp.agreed if x is None else x
-
-                host.secrets = self._secrets
-                if config.train.keep_optimizer:
-                    host.memory = past.next
-                turn("training")
-                initial = self._fingerprints.get(setting)
-                if initial is None:
-                    initial = self._fingerprints[setting] = fingerprints(setting.initial)
-                before = fingerprints(tensors_of(down))
-                state, up = method.client_update(key.phase, state, down, host)
-                if (
-                    fingerprints(tensors_of(down)) != before
-                    or fingerprints(setting.initial) != initial
-                ):
-                    raise ConfigError(
-                        f"client_update of {config.algorithm.name} changes tensors that it was "
-                        f"sent, or host.initial, in place. Clients of one process may share them: "
-                        f"clone them first."
-                    )
-                evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
-
-                if malicious:
-                    up = attacks.attacked_reply(up, reference, config, key.round, key.client)
-                finite(up, exp.up.exempt)
-                if config.privacy.clip is not None:
-                    assert isinstance(body, memoryview)
-                    question = privacy.Question.of(config, self.store.root.name, task, record, body)
-                    own = privacy.at_client(config)
-                    up = privacy.protect(up, x, own, self._noise, question, self._account)
-                if is_secure(method):
-                    up = method.masked(key.phase, up, down, x, host)
-
-                turn("encoding")
-                encoded = exp.up.encode(
-                    up,
-                    lambda name: seeds.rng(
-                        config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
-                    ),
-                    past.next,
-                    reference,
-                    past=dataclasses.replace(past, field=f"{key.phase}/"),
-                    stay=here,
-                )
-                form = encoded.form
-                sent = encoded.body.copied()
-                if task.judge and main:
+            try:
+                if key.purpose != "train":
+                    newest = exp.exact.decode(exp.evaluation, task.form, body, fill=fill)
                     turn("evaluating")
-                    found = evaluation.within(exp, state, x, record, host)
-                    evaluated = exp.up.encode(evaluation.reply(exp, found))
-                    form += evaluated.form
-                    sent = Body([*sent.values, *evaluated.body.values])
-                if method.exchanges[key.phase].summation.trains:
-                    turn("saving")
-                    next_record = Record(algorithm=state, residuals=past.next or None)
-                    state_sha256, kept = self._save(task, start, next_record, host.trained, main)
+                    local = self.store.local(key.client, start)
+                    balanced = None if self._balanced is None else self._load_balanced
+                    found = evaluation.asked(exp, task, newest, local, record, host, balanced)
+                    main = False
+                    encoded = exp.up.encode(evaluation.reply(exp, found))
+                    form = encoded.form
+                    sent = encoded.body
+                else:
+                    main = key.phase == method.main_exchange
+                    past = record.past(f"down/{key.phase}/")
+                    state, down = self._decode(exp, task, body, record, fill, host, past)
+                    x = weights_of(down)
+                    reference = exp.agreed if x is None else x
+
+                    host.secrets = self._secrets
+                    if config.train.keep_optimizer:
+                        host.memory = past.next
+                    turn("training")
+                    given = [setting.initial, *tensors_of(down).values()]
+                    self._untouched.lend(given)
+                    try:
+                        state, up = method.client_update(key.phase, state, down, host)
+                    finally:
+                        self._untouched.take_back(given)
+                    evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
+
+                    if malicious:
+                        up = attacks.attacked_reply(up, reference, config, key.round, key.client)
+                    finite(up, exp.up.exempt)
+                    if config.privacy.clip is not None:
+                        assert isinstance(body, memoryview)
+                        question = privacy.Question.of(
+                            config, self.store.root.name, task, record, body
+                        )
+                        own = privacy.at_client(config)
+                        up = privacy.protect(up, x, own, self._noise, question, self._account)
+                    if is_secure(method):
+                        up = method.masked(key.phase, up, down, x, host)
+
+                    turn("encoding")
+                    encoded = exp.up.encode(
+                        up,
+                        lambda name: seeds.rng(
+                            config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
+                        ),
+                        past.next,
+                        reference,
+                        past=dataclasses.replace(past, field=f"{key.phase}/"),
+                        stay=here,
+                    )
+                    form = encoded.form
+                    sent = encoded.body.copied()
+                    if task.judge and main:
+                        turn("evaluating")
+                        found = evaluation.within(exp, state, x, record, host)
+                        evaluated = exp.up.encode(evaluation.reply(exp, found))
+                        form += evaluated.form
+                        sent = Body([*sent.values, *evaluated.body.values])
+                    if method.exchanges[key.phase].summation.trains:
+                        next_record = Record(algorithm=state, residuals=past.next or None)
+                        state_sha256, kept = self._save(
+                            task, start, next_record, host.trained, main, lambda: turn("saving")
+                        )
+            finally:
+                host.close()
             self.device.synchronize()
             turn("over")
 
@@ -413,10 +413,17 @@ class Worker:
         return state, down
 
     def _save(
-        self, task: m.Task, start: str, record: Record, trained: Tensors | None, main: bool
+        self,
+        task: m.Task,
+        start: str,
+        record: Record,
+        trained: Tensors | None,
+        main: bool,
+        saves: Callable[[], None],
     ) -> tuple[str, bool]:
         """Writes the client's next version, before its reply leaves. trained: its whole local
-        model. Returns the SHA-256 of the record, and whether anything is kept.
+        model. saves() is called before it is written. Returns the SHA-256 of the record, and
+        whether anything is kept.
         """
         key = task.key
         if self.experiment.config.model.buffers == "local" and trained is not None:
@@ -425,6 +432,7 @@ class Worker:
         # With a base model a version also says that the client has had what is sent once.
         keep = new is not None or not record.empty or self.experiment.base_comes
         if keep:
+            saves()
             if new is not None:
                 new = new.to("cpu")
             elif self.keeps_local:

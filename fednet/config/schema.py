@@ -73,6 +73,8 @@ def scheduled(schedule: str, lr: float, t: int, last: int) -> float:
     """The learning rate at t = 1..T (last): constant; cosine: lr * (1 + cos(pi (t-1)/T)) / 2;
     exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
     """
+    if schedule == "constant":
+        return lr
     name, given = call(schedule)
     numbers = [float(x) for x in given]
     if name == "cosine":
@@ -855,6 +857,8 @@ class Config(Section, frozen=True, kw_only=True):
 
     def train_of(self, client: int) -> TrainSection:
         """The local training of a client: `train`, with its own values from `train.per_client`."""
+        if not self.train.per_client:
+            return self.train
         own = ids.own(self.train.per_client, client, self.clients)
         return self.train if own is None else self.train.changed(own)
 

@@ -24,7 +24,6 @@ from fednet.buffers import copied
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
-from fednet.tensors.values import room
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import WHOLE, Field
@@ -83,8 +82,7 @@ class Body:
         values: list[Buffer | Tensors] = []
         for value in self.values:
             if isinstance(value, Tensors):
-                parts = value.vector, value.buffers, value.counters
-                values.append(Tensors(value.layout, *map(_copied, parts)))
+                values.append(value.clone())
             elif memoryview(value).readonly:  # bytes, which nobody can change
                 values.append(value)
             else:
@@ -131,6 +129,7 @@ class Body:
 
 
 Content = memoryview | Body  # of a message's second frame
+_NOTHING = Body()
 
 
 def cut(
@@ -139,6 +138,8 @@ def cut(
     """(form, body) of a payload's first `count` fields, and of the others behind them."""
     first: Content
     rest: Content
+    if count == len(form):
+        return (form, body), ((), _NOTHING)
     if isinstance(body, Body):
         first = Body(body.values[:count])
         rest = Body(body.values[count:])
@@ -371,9 +372,10 @@ class Codec:
         if not sound:
             self.check(kind, form)
         size = sum(map(operator.attrgetter("size"), form))
-        if size != len(body):
-            raise RemoteProtocolError(f"payload of {len(body)} bytes, announced were {size}")
         view = None if isinstance(body, Body) else memoryview(body).cast("B")
+        came = body.size if isinstance(body, Body) else len(body)
+        if size != came:
+            raise RemoteProtocolError(f"payload of {came} bytes, announced were {size}")
         values: dict[str, Any] = {}
         at = 0
         for i, (name, field) in enumerate(kind.fields.items()):
@@ -420,10 +422,6 @@ def not_finite(initial: Tensors) -> frozenset[str]:
     """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
-
-
-def _copied(values: torch.Tensor) -> torch.Tensor:
-    return room(values.numel(), values.dtype, values.device).copy_(values)
 
 
 def _raw(values: torch.Tensor) -> memoryview:

@@ -172,8 +172,12 @@ def weights_of(payload: Payload | None) -> Tensors | None:
 
 def tensors_of(payload: Payload) -> dict[str, Tensors]:
     """Its fields that hold tensors of the model, by name."""
-    values = {name: getattr(payload, name) for name in payload.fields}
-    return {name: value for name, value in values.items() if isinstance(value, Tensors)}
+    found = {}
+    for name in payload.fields:
+        value = getattr(payload, name)
+        if isinstance(value, Tensors):
+            found[name] = value
+    return found
 
 
 def run_of(payload: Payload) -> Run | None:

@@ -39,11 +39,13 @@ def row(round, client):
 def test_a_line_that_a_process_was_killed_in_is_cut_off_before_another_one_adds_its_own(tmp_path):
     path = tmp_path / "wire.jsonl"
     mine = opened(path)
-    mine.write(row(1, 0))
+    mine.add(row(1, 0))
+    mine.flush()
     for client in (1, 2):
         with path.open("ab") as killed:
             killed.write(b'{"round":1,"cl')
-        mine.write(row(1, client))
+        mine.add(row(1, client))
+        mine.flush()
     assert [r["client"] for r in lines(path)] == [0, 1, 2]
 
 

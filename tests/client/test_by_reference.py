@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 import fednet
-from fednet.errors import FednetError
+from fednet.errors import ConfigError, FednetError
 from fednet.launch import in_process
 from fednet.wire import codec
 from fednet.wire.messages import PART
@@ -81,13 +81,14 @@ class Own(Algorithm):
 """
 
 
-def own(folder, monkeypatch, small, body, x="done.x"):
+def own(folder, monkeypatch, small, body, x="done.x", pack=1, **changes):
     """A run in one process of a method with this body."""
     monkeypatch.setattr(codec, "SMALL_BYTES", small)
     file = folder / "own.py"
     name = folder.name.lower()
     file.write_text(METHOD.format(name=name, body="\n        ".join(body), x=x))
-    config = {**BASE, "algorithm": name, "round": {"on_error": "stop"}}
+    config = {**BASE, "algorithm": name, "round": {"on_error": "stop"}, **changes}
+    config["train"] = {"pack": pack}
     return fednet.run(config, in_process=True, out=folder, load=[file])
 
 
@@ -107,6 +108,17 @@ def test_a_method_that_writes_to_what_it_was_sent_is_refused(tmp_path, monkeypat
     """
     with pytest.raises(FednetError, match="changes tensors that it was sent"):
         own(tmp_path, monkeypatch, small, ["done = host.train(down.x)", write])
+
+
+@pytest.mark.parametrize("client", [0, 1, 2, 3])
+def test_one_client_of_a_pack_that_writes_to_what_all_of_it_share_ends_the_run(
+    tmp_path, monkeypatch, client
+):
+    """Whatever a run does with clients that fail: what the others of the pack sent may be wrong."""
+    body = ["done = host.train(down.x)", f"down.x.vector.mul_(1 + (host.client_id == {client}))"]
+    everyone = {"clients_per_round": 4, "round": {"on_error": "drop"}}
+    with pytest.raises(ConfigError, match="changes tensors that it was sent"):
+        own(tmp_path, monkeypatch, 0, body, pack=4, **everyone)
 
 
 @pytest.mark.parametrize("small", [0, 1 << 30], ids=["tensors", "bytes"])
