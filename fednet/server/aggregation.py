@@ -26,7 +26,7 @@ from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
 from fednet.server.exchange import OpenExchange
 from fednet.server.exchanges import Exchanges
-from fednet.server.guards import at_most, guards_of
+from fednet.server.guards import at_most, guards_of, having
 from fednet.server.inbox import ReceivedReply
 from fednet.wire.codec import cut
 from fednet.wire.payload import Payload, run_of, tensors_of
@@ -51,6 +51,9 @@ class Aggregation:
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
         self._guards = guards_of(setup, self._clients.sent, exchange, self._shared)
+        self._admitting = having(self._guards, "admit")
+        self._changing = having(self._guards, "change")
+        self._counting = having(self._guards, "samples")
         self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self.spoiled = False  # whether no result comes because of what an unknown client has sent
@@ -69,7 +72,7 @@ class Aggregation:
             run = self._runs[client]
             if run is not None:
                 n = run.n
-                for guard in self._guards:
+                for guard in self._counting:
                     n = guard.samples(client, n)
                 found[client] = dataclasses.replace(run, n=n)
         return found
@@ -79,7 +82,7 @@ class Aggregation:
         self._replies[client] = reply
         try:
             up = self._read(client)
-            for guard in self._guards:
+            for guard in self._admitting:
                 guard.admit(client, up)
             self._runs[client] = run_of(up)
             for name, field in up.fields.items():
@@ -192,7 +195,7 @@ class Aggregation:
         return up if declared is None else at_most(up, declared)
 
     def _added(self, accumulator: State, client: int, up: Payload) -> State:
-        for guard in self._guards:
+        for guard in self._changing:
             up = guard.change(client, up)
         self.host.staleness = self.exchange.asked[client].staleness or 0
         return self.method.accumulate(accumulator, self.server, client, up, self.host)

@@ -432,12 +432,13 @@ class Exchanges:
         exp = self.experiment
         form = reply.message.form
         key = reply.message.key
+        if key.purpose == "train":
+            own = len(exp.algorithm.exchanges[key.phase].up.fields)
+            if reply.refused or len(form) == own:
+                return None
         tested = self.clients.sizes.tested(client)
         if key.purpose == "evaluate":  # it was checked when it came
             return evaluation_in(exp, client, form, reply.body(), tested)
-        own = len(exp.algorithm.exchanges[key.phase].up.fields)
-        if reply.refused or len(form) == own:
-            return None
         _, evaluation = cut(form, reply.body(), own)
         try:
             return evaluation_in(exp, client, *evaluation, tested)

@@ -75,6 +75,11 @@ class Guard:
         return ()
 
 
+def having(guards: Sequence[Guard], method: str) -> list[Guard]:
+    """Those of the guards that have that method of their own: it is asked of each reply."""
+    return [g for g in guards if getattr(type(g), method) is not getattr(Guard, method)]
+
+
 def guards_of(
     setup: Setup, sent: Sent, exchange: OpenExchange, shared: Tensors | None
 ) -> list[Guard]:

@@ -129,7 +129,7 @@ class ReceivedReply(msgspec.Struct, eq=False):
         kept: then it is decoded from `body`.
         """
         payload, self.payload = self.payload, None
-        if payload is not None:
+        if payload is not None and self.data is None:
             self.memory.give(self.message.key.round, self.held)
         return payload
 
@@ -274,8 +274,9 @@ class Inbox:
             if file is not None:
                 os.unlink(path)
             raise
-        if isinstance(body, Body):  # it is in memory alone
+        if isinstance(body, Body):  # it is in memory alone, and the decoded payload refers to it
             record.stored = False
+            reply.payload = payload
             self._journal.note(record)
         elif file is None:
             self._journal.note(record, body)
@@ -417,8 +418,9 @@ def decoder(
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
     def decode(reply: ReceivedReply, body: Content) -> Payload | None:
-        key = reply.message.key
-        form: Sequence[Field] = reply.message.form
+        message = reply.message
+        key = message.key
+        form: Sequence[Field] = message.form
         if key.purpose == "evaluate":
             return evaluation_in(exp, key.client, form, body, tested(key.client))
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)

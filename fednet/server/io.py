@@ -54,7 +54,9 @@ PAUSE_S = 1.0  # of what passes between two times that a server listens, at most
 
 # -- messages of a wake-up
 TOGETHER = 64  # that are dealt with before anything leaves
-LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
+# Bytes of a body from which on a message is dealt with by itself: its sender waits. In one process
+# nobody does.
+LARGE_BYTES = 1 << 16
 
 # -- what peers may send that brings the run nothing
 # Messages before a join, or joins, of each key, or address without CURVE: so many a second, and at
@@ -394,7 +396,8 @@ class ServerIO:
                 self.link.record_received(conn, message, body, frames, stray)
             self._do(instructions)
             self._heard += 1
-            if self._heard >= TOGETHER or (body is not None and len(body) >= LARGE_BYTES):
+            large = body is not None and not self.inline and len(body) >= LARGE_BYTES
+            if large or self._heard >= TOGETHER:
                 self._conclude()
         if useless and not stranger:
             at = time.monotonic()
