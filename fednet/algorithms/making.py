@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fednet.config import Config
 
 
-def made(config: Config) -> Algorithm:
+def make_method(config: Config) -> Algorithm:
     """Makes the method of a configuration, under secure aggregation if that asks for it."""
     kind = registry.algorithm.get(config.algorithm.name)
     section = config.privacy.secagg

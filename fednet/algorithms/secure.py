@@ -59,7 +59,7 @@ QUESTIONS = {
 }
 
 
-class Between(State):
+class StateBetweenSteps(State):
     """The server's state between two steps: the method's from before the round, and the
     protocol's.
     """
@@ -169,15 +169,15 @@ class Secure(Algorithm):
             host.blamed.update(void.blamed)
             raise
         host.blamed.update(machine.blamed)
-        inner = server.inner if isinstance(server, Between) else server
+        inner = server.inner if isinstance(server, StateBetweenSteps) else server
         if machine.step is not None:
-            return Between(inner=inner, machine=machine)
+            return StateBetweenSteps(inner=inner, machine=machine)
         host.cohort = machine.survivors
         return super().server_update(self._unmasked(machine, inner), inner, machine.survivors, host)
 
     def machine(self, server: object, round: int) -> SecureServer:
         """Returns the server's state machine of the protocol in this exchange."""
-        if isinstance(server, Between):
+        if isinstance(server, StateBetweenSteps):
             return server.machine
         return SecureServer(self.terms(round))
 
@@ -224,10 +224,12 @@ class Secure(Algorithm):
 
     # -- the shared model --------------------------------------------------------------------------
     def shared_model(self, server):
-        return super().shared_model(server.inner if isinstance(server, Between) else server)
+        return super().shared_model(
+            server.inner if isinstance(server, StateBetweenSteps) else server
+        )
 
     def with_model(self, server, x):
-        if isinstance(server, Between):
+        if isinstance(server, StateBetweenSteps):
             return server.replace(inner=super().with_model(server.inner, x))
         return super().with_model(server, x)
 

@@ -219,9 +219,9 @@ def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     does not take part in such a run, and if the server makes this process host other clients than
     it asked for, or some that the policy does not name.
     """
-    from fednet.models.start import received
+    from fednet.models.start import without_server_files
 
-    config = received(policy.read(welcome.config))
+    config = without_server_files(policy.read(welcome.config))
     wanted = asked.resolve(config.clients)
     if tuple(sorted(welcome.ids)) != wanted:
         raise ConfigError(
@@ -279,13 +279,13 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
         if experiment.config.model.base == "server":
             lines.append(f"client {client}, once, with its first task: down the whole model (base)")
         if method.Enrolment is not None:
-            given = experiment.predicted(method.Enrolment, "down", client)
+            given = experiment.payload_bytes(method.Enrolment, "down", client)
             parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in given.items())
             lines.append(f"client {client}, once, with its first task: down {parts}")
         for number, exchange in enumerate(method.exchanges, 1):
-            kinds = experiment.predicted(exchange.up, "up", client)
+            kinds = experiment.payload_bytes(exchange.up, "up", client)
             parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
-            down = sum(experiment.predicted(exchange.down, "down", client).values())
+            down = sum(experiment.payload_bytes(exchange.down, "down", client).values())
             lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
     keeps = method.keeps()[1]
     if experiment.config.train.keep_optimizer:

@@ -33,7 +33,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest, write_aside
-from fednet.models.start import BASE, unpacked
+from fednet.models.start import BASE, unpack_state_dict
 from fednet.robust import attacks
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
@@ -461,7 +461,7 @@ def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None)
     if sent is None and not kept:
         raise BaseAbsent(f"the base model is not in {root}; the server is asked to send it again.")
     data = path.read_bytes() if kept else bytes(sent or b"")
-    complete = experiment.starting_from(unpacked(data))
+    complete = experiment.starting_from(unpack_state_dict(data))
     if not kept:
         write_aside(path, data)
     return complete

@@ -1,5 +1,5 @@
 """Augmentations: functions of a batch of images (n, c, h, w) and a CPU generator that return a new
-batch; `moved` moves masks with their images.
+batch; `augment_with_targets` moves masks with their images.
 
 Random numbers are drawn on the CPU, so they are the same for every device. Pixels are only moved.
 """
@@ -49,7 +49,7 @@ KNOWN: dict[str, Augmentation | None] = {
 }
 
 
-def moved(
+def augment_with_targets(
     change: Augmentation, x: torch.Tensor, y: torch.Tensor, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the images and their targets as `change` moves them. Targets of the images' height

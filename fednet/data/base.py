@@ -90,13 +90,13 @@ class Data:
         if self.test is not None:
             given["test"] = self.test
         if self.collate is not None:
-            given = pairs.collated(given, self.collate, notes)
+            given = pairs.read_collated(given, self.collate, notes)
         splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
-        train = _split(splits["train"], "train", classes, self.ignore_index)
+        train = _to_tensors(splits["train"], "train", classes, self.ignore_index)
         test = mapped(train[0], lambda part: part[:0]), train[1][:0]
         if "test" in splits:
-            test = _split(splits["test"], "test", classes, self.ignore_index)
+            test = _to_tensors(splits["test"], "test", classes, self.ignore_index)
         _same_form(train, test)
         groups, test_groups = _owners(self.groups, self.test_groups, len(train[1]), len(test[1]))
         mean, std = _statistics(self.mean, self.std, train[0])
@@ -410,7 +410,7 @@ def _plain(value: Any, where: str, text: bool = False) -> Any:
 
 def _tensor(value: object, where: str) -> torch.Tensor:
     if isinstance(value, np.ndarray):
-        value = pairs.held(value) if value.ndim else torch.from_numpy(value)
+        value = pairs.to_kept_tensor(value) if value.ndim else torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         raise DataError(f"{where}: expected a tensor or a NumPy array, got {type(value).__name__}.")
     if value.ndim == 0:
@@ -422,7 +422,7 @@ def _tensor(value: object, where: str) -> torch.Tensor:
     return torch.as_tensor(value)
 
 
-def _split(pair: tuple[Any, Any], which: str, classes: int | None, ignore_index: int) -> Split:
+def _to_tensors(pair: tuple[Any, Any], which: str, classes: int | None, ignore_index: int) -> Split:
     """Returns (x, y) as checked tensors."""
     x: Inputs
     if isinstance(pair[0], Mapping):

@@ -51,33 +51,35 @@ def split(
     fraction = section.public.fraction
     if (samples or fraction) and (uses_public or section.baseline_pool != "full"):
         draw = rng(seed, "public")
-        public = balanced(y, samples, draw) if samples else stratified(y, fraction, draw)
+        public = (
+            balanced_sample(y, samples, draw) if samples else stratified_sample(y, fraction, draw)
+        )
         if not len(public):
             raise ConfigError(f"data.public.fraction: {fraction} of {len(y)} samples is not one.")
     pool = np.setdiff1d(np.arange(data.n_train), public)
     if section.validation:
         draw = rng(seed, "validation")
-        validation = pool[stratified(y[pool], section.validation, draw)]
+        validation = pool[stratified_sample(y[pool], section.validation, draw)]
         pool = np.setdiff1d(pool, validation)
 
     part = partitioner.get(scheme)
     where = f"data.partition (scheme {scheme!r})"
     noise: JsonDict = {"feature_noise": section.feature_noise, "seed": seed}
     if section.client_test == "merge_split":
-        data = _merged(data)
+        data = _merge_train_and_test(data)
         pool = np.concatenate([pool, np.arange(len(y), data.n_train)])
         parts = _partition(part, where, options, data, pool, clients, seed)
-        return replace(_cut(data, parts, public, validation, seed, scheme), **noise)
+        return replace(_split_each_client(data, parts, public, validation, seed, scheme), **noise)
     parts = _partition(part, where, options, data, pool, clients, seed)
     if section.client_test == "none":
         own = [np.empty(0, dtype=np.int64) for _ in range(clients)]
     else:
         table = class_table(data.labels(), parts, data.table_classes)
         own = _tests(part, options, data, parts, table, seed)
-    return Federation(data, _sorted(parts), _sorted(own), validation, public, scheme, **noise)
+    return Federation(data, _sort_each(parts), _sort_each(own), validation, public, scheme, **noise)
 
 
-def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+def balanced_sample(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
     """`samples` indices into y, the same number of each class (FedPDC); the remainder goes to the
     first classes. Raises ConfigError where a class has too few.
     """
@@ -95,7 +97,7 @@ def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarra
     return np.sort(np.concatenate(chosen))
 
 
-def stratified(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+def stratified_sample(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
     """floor(fraction * n) indices into y in y's class proportions (FedRDS), by largest remainders;
     of equal remainders the first class.
     """
@@ -196,7 +198,7 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
     return dealt(y_test, np.diff(cuts, prepend=0, axis=1), rng)
 
 
-def _merged(data: Data) -> Data:
+def _merge_train_and_test(data: Data) -> Data:
     """Joins train and test samples to one training set, in that order, which has owners if all
     samples have one.
     """
@@ -209,7 +211,7 @@ def _merged(data: Data) -> Data:
     return data.replace(train=both, test=None, groups=groups, test_groups=None)
 
 
-def _cut(
+def _split_each_client(
     data: Data,
     parts: list[np.ndarray],
     public: np.ndarray,
@@ -236,11 +238,11 @@ def _cut(
         train=data.take(train), test=data.take(test), groups=groups, test_groups=test_groups
     )
     # The positions of the indices among those that were kept.
-    parts = _sorted([np.searchsorted(train, mine) for mine, _ in cuts])
-    tests = _sorted([np.searchsorted(test, mine) for _, mine in cuts])
-    validation, public = _sorted([np.searchsorted(train, kept) for kept in (validation, public)])
+    parts = _sort_each([np.searchsorted(train, mine) for mine, _ in cuts])
+    tests = _sort_each([np.searchsorted(test, mine) for _, mine in cuts])
+    validation, public = _sort_each([np.searchsorted(train, kept) for kept in (validation, public)])
     return Federation(laid, parts, tests, validation, public, scheme)
 
 
-def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:
+def _sort_each(parts: list[np.ndarray]) -> list[np.ndarray]:
     return [np.sort(np.asarray(p, dtype=np.int64)) for p in parts]

@@ -35,7 +35,7 @@ def load(
     Raises ConfigError for an unknown dataset or option, DataError for missing or wrong files.
     """
     root = root or section.root
-    data = made(section.dataset, section.options, root, section.download, seed, with_test)
+    data = make_data(section.dataset, section.options, root, section.download, seed, with_test)
     if not with_test and data.n_test:  # not every dataset can leave them out
         data = data.replace(test=None, test_groups=None)
     if with_test and not data.n_test and section.client_test != "merge_split":
@@ -44,7 +44,7 @@ def load(
             "from each client's own with data.client_test: merge_split."
         )
     if section.client_test != "merge_split":
-        data = data.replace(notes=(*data.notes, *_untrained(data)))
+        data = data.replace(notes=(*data.notes, *_untrained_classes(data)))
     check(section.augment, data)
     if section.feature_noise and not noisy(data):
         raise ConfigError(
@@ -56,7 +56,7 @@ def load(
     return data
 
 
-def _untrained(data: Data) -> list[str]:
+def _untrained_classes(data: Data) -> list[str]:
     """Returns a remark on the classes of the test set that no training sample has."""
     if data.classes is None or data.train[1].ndim > 1:
         return []
@@ -73,7 +73,7 @@ def _untrained(data: Data) -> list[str]:
     ]
 
 
-def made(
+def make_data(
     name: str,
     given: JsonDict,
     root: Path | str | None,

@@ -76,7 +76,7 @@ def read(dataset: Dataset, which: str, notes: list[str]) -> tuple[np.ndarray, np
         raise DataError(f"{which}: targets of unlike shapes ({ragged}).") from None
 
 
-def collated(
+def read_collated(
     given: Mapping[str, Any], collate: Collate, notes: list[str]
 ) -> dict[str, tuple[Any, Any]]:
     """Reads all samples of the datasets by one call of collate. Returns (x, y) of each. Adds to the
@@ -91,12 +91,12 @@ def collated(
                 f"{type(dataset).__name__}."
             )
         few = range(min(TWICE, len(dataset)))
-        once, again = (_parted(collate([dataset[i] for i in few])) for _ in range(2))
+        once, again = (_inputs_and_targets(collate([dataset[i] for i in few])) for _ in range(2))
         if not all(map(_same, _inputs(*once), _inputs(*again))):
             notes.append(RANDOM.format(which))
         samples += [dataset[i] for i in range(len(dataset))]
         ends[which] = len(samples)
-    x, y = _parted(collate(samples))
+    x, y = _inputs_and_targets(collate(samples))
     if len(y) != len(samples):
         raise DataError(f"collate returned {len(y)} targets for {len(samples)} samples.")
     start = 0
@@ -109,7 +109,7 @@ def collated(
     return read
 
 
-def _parted(made: Any) -> tuple[Any, Any]:
+def _inputs_and_targets(made: Any) -> tuple[Any, Any]:
     """Returns (x, y) of what a Collate returned."""
     if isinstance(made, Mapping):
         for name in LABELS:
@@ -127,7 +127,7 @@ def _inputs(x: Any, y: Any) -> list[Any]:
     return [*(x.values() if isinstance(x, Mapping) else [x]), y]
 
 
-def held(x: np.ndarray) -> torch.Tensor:
+def to_kept_tensor(x: np.ndarray) -> torch.Tensor:
     """Returns an array as a tensor of a type that `Data` keeps, in memory that torch may write to.
     It is copied only if necessary: a file that is mapped with mode "c" stays mapped.
     """

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
-from fednet.algorithms.making import is_secure, made
+from fednet.algorithms.making import is_secure, make_method
 from fednet.config import Config, parts
 from fednet.data import ahead, augment, division, loading
 from fednet.data.base import Data
@@ -35,8 +35,8 @@ from fednet.experiment.evaluations import (
     EvaluationReply,
     evaluation_payload,
 )
-from fednet.models.adapters import merged
-from fednet.models.start import Start, packed, pinned, start
+from fednet.models.adapters import merged_state_dict
+from fednet.models.start import Start, pack_state_dict, start, with_model_digest
 from fednet.models.trained import moves
 from fednet.tensors import Layout
 from fednet.training import metrics
@@ -144,13 +144,13 @@ class Experiment:
         """
         if not self.base_comes:
             return None
-        return self.down.encode(packed(self.holding(self.setting.initial)))
+        return self.down.encode(pack_state_dict(self.holding(self.setting.initial)))
 
     def starting_from(self, named: Mapping[str, torch.Tensor]) -> Experiment:
         """Returns this experiment, started from these tensors. Raises ConfigError if their model is
         not the configuration's.
         """
-        made = _fitted(self.config, self.algorithm, self.data, self.federation, named)
+        made = _build_around_data(self.config, self.algorithm, self.data, self.federation, named)
         return dataclasses.replace(made, down=self.down, up=self.up)
 
     def scratch(
@@ -169,7 +169,7 @@ class Experiment:
         takes it: x, with adapters merged, and the initial values of all tensors that x lacks. Tied
         tensors stand under each of their names, each tensor with the model's type.
         """
-        return merged(self.holding(x, setting))
+        return merged_state_dict(self.holding(x, setting))
 
     def holding(self, x: Tensors, setting: Setting | None = None) -> nn.Module:
         """Returns a module with x, and the initial values of what x lacks. Do not change it."""
@@ -210,7 +210,7 @@ class Experiment:
             return {}
         return self.algorithm.sizes(payload, self.facts(client))
 
-    def predicted(
+    def payload_bytes(
         self,
         payload: type[Payload],
         direction: str,
@@ -287,7 +287,7 @@ def build_to_share(config: Config, root: Path | None) -> None:
             # OpenMP must have no threads, which do not survive a fork.
             torch.set_num_threads(1)
             # The trial is left to the forked processes: a backward pass could start threads.
-            _shared = config, str(root), _built(config, root, None)
+            _shared = config, str(root), _build_from(config, root, None)
 
 
 def build(
@@ -306,14 +306,14 @@ def build(
     known = _shared if data is None else None
     if (
         known is not None
-        and known[:2] == (pinned(config, None), str(root))
+        and known[:2] == (with_model_digest(config, None), str(root))
         and config.model.sha256 in (None, known[2].sha256)
     ):
         exp = known[2]
     elif like is not None:
-        exp = _fitted(config, made(config), like.data, like.federation)
+        exp = _build_around_data(config, make_method(config), like.data, like.federation)
     else:
-        exp = _built(config, root, data, for_client)
+        exp = _build_from(config, root, data, for_client)
         tried = False
     if exp.data is not None and not tried:
         try_on(exp, exp.data)
@@ -327,12 +327,12 @@ def try_on(experiment: Experiment, data: Data) -> None:
         trial.merges(setting, data)
 
 
-def _built(
+def _build_from(
     config: Config, root: Path | str | None, data: Data | None, for_client: bool = False
 ) -> Experiment:
-    algorithm = made(config)
+    algorithm = make_method(config)
     if config.data.dataset == "site":
-        return _fitted(config, algorithm, data, None)
+        return _build_around_data(config, algorithm, data, None)
     with_test = ahead.with_test(config, for_client)
     federation = division.split(
         loading.load(config.data, root, config.seed, with_test=with_test),
@@ -342,10 +342,10 @@ def _built(
         uses_public=algorithm.uses_public,
     )
     trial.finite(federation.data)  # a site's own data are checked where they are read
-    return _fitted(config, algorithm, federation.data, federation)
+    return _build_around_data(config, algorithm, federation.data, federation)
 
 
-def _fitted(
+def _build_around_data(
     config: Config,
     algorithm: Algorithm,
     data: Data | None,
@@ -360,7 +360,7 @@ def _fitted(
         outputs = federation.data.outputs
         classes = federation.data.classes or 0
     else:
-        input_shape, declared, outputs = site.declared(config.data)
+        input_shape, declared, outputs = site.declared_form(config.data)
         classes = declared or 0
     first, *others = parts.each_model(config)
     begun = start(first, input_shape, outputs, given)

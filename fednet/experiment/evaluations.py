@@ -159,7 +159,7 @@ def evaluated_clients(config: Config, round: int = 0) -> list[int]:
     else:
         draw = seeds.rng(config.seed, "evaluate/clients")
         drawn = sorted(int(one) for one in draw.choice(config.clients, most, replace=False))
-    left_out = selection.gone(config, round)
+    left_out = selection.clients_gone(config, round)
     return [client for client in drawn if client not in left_out]
 
 

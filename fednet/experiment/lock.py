@@ -77,7 +77,7 @@ def take(path: Path) -> Lock:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + ENDING_S
-    while (file := _locked(path)) is None:
+    while (file := _lock_file(path)) is None:
         held = read(path)
         # Else it is being written or deleted, or what its holder forked is ending.
         if (held is not None and not held.gone) or time.monotonic() >= end:
@@ -96,7 +96,7 @@ def take(path: Path) -> Lock:
     return Lock(path, file, mine)
 
 
-def _locked(path: Path) -> int | None:
+def _lock_file(path: Path) -> int | None:
     """Returns the file, opened and locked; None if another process holds it, or has just deleted
     it.
     """
@@ -148,7 +148,7 @@ def refuse_held(directory: Path) -> None:
     path = directory / "lock"
     if not path.exists() or directory.resolve() in _held:
         return
-    if (file := _locked(path)) is None:
+    if (file := _lock_file(path)) is None:
         raise ConfigError(_in_use(path))
     os.close(file)
 

@@ -61,7 +61,7 @@ def updates(up: Payload, x: Tensors | None) -> Iterator[tuple[str, Tensors, Tens
             yield name, value, value
 
 
-def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
+def clip_updates(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
     """Returns the reply with each update scaled to norm `bound` where it is above `slack * bound`;
     other updates keep their bits.
     """
@@ -168,7 +168,7 @@ def protect(
     an answer leaves; it raises ConfigError where the budget is used up.
     """
     assert section.clip is not None
-    up = clipped(up, x, section.clip)
+    up = clip_updates(up, x, section.clip)
     if section.where != "client" or not section.noise or noise is None:
         return up
     changed = {}
@@ -181,11 +181,11 @@ def protect(
     return dataclasses.replace(up, **changed)
 
 
-def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
+def clip_received(up: P, x: Tensors | None, section: PrivacySection) -> P:
     """Returns the server's part, of one reply: it is clipped again, and has weight 1."""
     assert section.clip is not None
     if section.where == "server":
-        up = clipped(up, x, section.clip, SLACK)
+        up = clip_updates(up, x, section.clip, SLACK)
     run = run_of(up)
     name = up.run_field
     if run is None or name is None:
@@ -193,19 +193,19 @@ def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=1)})
 
 
-def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) -> S:
+def add_noise(accumulator: S, section: PrivacySection, noise: Noise | None, round: int) -> S:
     """Returns the accumulator with noise on its sum, where the server adds it."""
     assert section.clip is not None
     if section.where != "server" or not section.noise or noise is None:
-        return fold
+        return accumulator
     changed = {}
-    for f in dataclasses.fields(fold):
-        total = getattr(fold, f.name)
+    for f in dataclasses.fields(accumulator):
+        total = getattr(accumulator, f.name)
         if isinstance(total, Sum) and total.layout is not None:
             asked = f"{round}/{f.name}".encode()
             vector, _ = noise.add(total.vector, section.noise * section.clip, asked)
             changed[f.name] = dataclasses.replace(total, vector=vector)
-    return fold.replace(**changed)
+    return accumulator.replace(**changed)
 
 
 # -- what it amounts to ----------------------------------------------------------------------------

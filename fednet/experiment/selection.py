@@ -29,11 +29,11 @@ def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> li
 def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list[int]:
     """Returns the round's order of the clients that are there and may train."""
     drawn = seeds.rng(config.seed, "selection", round).permutation(config.clients)
-    left_out = held_out(config) | gone(config, round)
+    left_out = held_out(config) | clients_gone(config, round)
     return [int(i) for i in drawn if here[i] and int(i) not in left_out]
 
 
-def gone(config: Config, round: int) -> frozenset[int]:
+def clients_gone(config: Config, round: int) -> frozenset[int]:
     """Returns the clients that are out of the run in a round (`round.gone`)."""
     return frozenset(c for c, first in gone_from(config).items() if round >= first)
 
@@ -47,7 +47,7 @@ def gone_from(config: Config) -> dict[int, int]:
     return found
 
 
-def planned(config: Config) -> bool:
+def is_planned(config: Config) -> bool:
     """Returns whether the cohorts follow from the configuration alone, and not from what happens
     in the run: from its time, or from what clients replied.
     """

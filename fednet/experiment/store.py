@@ -103,7 +103,7 @@ class ClientStore:
         path = self._folder(client) / f"{version}.safetensors"
         if not path.exists():
             raise self._absent(client, version, "state")
-        with _lost():
+        with _as_lost_state():
             found, known = read_client(path, self._type)
         if sha256 and known != sha256:
             raise StateAbsent(
@@ -118,14 +118,14 @@ class ClientStore:
         record = self._folder(client) / f"{version}.safetensors"
         known = None
         if version and record.exists():
-            with _lost():
+            with _as_lost_state():
                 known = written(record)[0].get("local")
         if known is None:
             return None
         path = self._folder(client) / f"{version}.local.safetensors"
         if not path.exists():
             raise self._absent(client, version, "local model")
-        with _lost():
+        with _as_lost_state():
             found = read_state(path, LocalModel)
             is_known = written(path)[1] == known
         if not is_known:
@@ -173,7 +173,7 @@ class ClientStore:
 
 
 @contextlib.contextmanager
-def _lost() -> Iterator[None]:
+def _as_lost_state() -> Iterator[None]:
     """Makes a file that is not what was written there a state that is lost: of its client alone,
     which begins again where the configuration says so.
     """

@@ -22,8 +22,8 @@ from fednet.config import Config
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
-from fednet.models.adapters import adapted, merged
-from fednet.models.calls import unnamed
+from fednet.models.adapters import lora_layers, merged_state_dict
+from fednet.models.calls import names_without_parameter
 from fednet.tensors import Inputs, named
 from fednet.training import metrics
 from fednet.training.samples import length
@@ -101,7 +101,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                     f"{shown}: no gradient comes to its parameters from its outputs; look for "
                     f"no_grad or detach in its forward."
                 )
-            loss = scalar(config.task, task, _called(config.task, "loss", task.loss, out, y))
+            loss = scalar(config.task, task, _call_part(config.task, "loss", task.loss, out, y))
             loss.backward()
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -135,8 +135,8 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             f"{shown}: its state dict has {name!r} once it was called, and not before, so that it "
             f"would not be sent; register it with its shape where the model is built."
         )
-    counted(config.task, task, out, y)
-    losses = _called(config.task, "losses", task.losses, out.detach(), y)
+    check_counts(config.task, task, out, y)
+    losses = _call_part(config.task, "losses", task.losses, out.detach(), y)
     if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
         raise ConfigError(
             f"task {config.task}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
@@ -164,7 +164,7 @@ def remarks(setting: Setting, data: Data) -> Iterator[str]:
     task = setting.task
     if type(task) not in (Classification, Regression):
         x, y = of_each_class(data)
-        out = _evaluated(config, setting.module(), data.inputs(x))
+        out = _outputs_in_eval(config, setting.module(), data.inputs(x))
         yield from unlike_losses(config.task, task, out, y)
 
 
@@ -178,18 +178,18 @@ def merges(setting: Setting, data: Data) -> None:
         return
     x = data.inputs(samples(data)[0])
     module = setting.module()
-    begun = _evaluated(config, module, x)
+    begun = _outputs_in_eval(config, module, x)
     draw = seeds.torch_rng(config.seed, "trial/adapters")
     with torch.no_grad():
-        for _, layer in adapted(module):
+        for _, layer in lora_layers(module):
             layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=draw))
             # So that the adapters change the weight by a tenth.
             size = float(layer.delta().norm()) or 1.0
             layer.lora_B.mul_(0.1 * float(layer.weight.norm()) / size)
     section = {**models.section(models.without_files(config.model)), "adapters": None}
     plain = models.build(section, data.input_shape, data.outputs, config.seed)
-    plain.load_state_dict(merged(module))
-    expected, found = (_evaluated(config, one, x).double() for one in (module, plain))
+    plain.load_state_dict(merged_state_dict(module))
+    expected, found = (_outputs_in_eval(config, one, x).double() for one in (module, plain))
     changed = float((expected - begun).norm())
     # Weights of half precision round what is merged into them.
     kinds = {p.dtype for p in plain.parameters() if p.is_floating_point()}
@@ -251,15 +251,15 @@ def counting(
         x, y = samples(data)
         x = data.inputs(x)
         module = factory(config.seed)  # not used again: a call may change what it keeps
-        out = _evaluated(config, module, x)
+        out = _outputs_in_eval(config, module, x)
         if isinstance(task, Classification) and positions:
             task.class_axis = class_axis(module, x, y, out)
         if counts_alone:
-            width = counted(shown, task, out, y).shape[1]
+            width = check_counts(shown, task, out, y).shape[1]
         found = {}
         for name in needed:
             count = functools.partial(metrics.count, task, name)
-            found[name] = _added(shown, f"count_{name}", count, out, y)
+            found[name] = _check_additive(shown, f"count_{name}", count, out, y)
         shapes = {name: tuple(counts.shape) for name, counts in found.items()}
         arrays = {k: v.numpy() if v.ndim else v.item() for k, v in found.items()}
         metrics.values(names, {**arrays, "loss": 1.0})
@@ -279,7 +279,7 @@ def counting(
     return width, shapes
 
 
-def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
+def _outputs_in_eval(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
     """Returns the model's outputs in eval mode, one tensor. Raises ConfigError."""
     module.eval()
     with torch.no_grad(), seeds.scope(config.seed, "trial"):
@@ -304,7 +304,7 @@ def _outputs(
             for name, part in inputs.items()
         ]
         hint = ""
-        if isinstance(x, dict) and (names := unnamed(module, x)):
+        if isinstance(x, dict) and (names := names_without_parameter(module, x)):
             hint = (
                 f" Its forward has no parameter {' and '.join(names)}, so it gets one dict of all "
                 f"inputs; name its parameters as the inputs are, {', '.join(x)}, to get each by "
@@ -332,7 +332,7 @@ def tensor(shown: str, out: object) -> torch.Tensor:
     return out
 
 
-def _called(
+def _call_part(
     name: str,
     shown: str,
     function: Callable[[torch.Tensor, torch.Tensor], object],
@@ -360,9 +360,9 @@ def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
     return loss
 
 
-def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def check_counts(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Returns the task's counts of a batch. Raises ConfigError if they are no counts."""
-    counts = _added(name, f"counts ({place(task.counts)})", task.counts, out.detach(), y)
+    counts = _check_additive(name, f"counts ({place(task.counts)})", task.counts, out.detach(), y)
     if (counts.ndim, *counts.shape[:1]) != (2, 2):
         raise ConfigError(
             f"task {name}: counts ({place(task.counts)}) gave {_form(counts)}, expected (2, C) of "
@@ -377,7 +377,7 @@ def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.
     return counts
 
 
-def _added(
+def _check_additive(
     name: str,
     shown: str,
     function: Callable[[torch.Tensor, torch.Tensor], object],
@@ -393,7 +393,7 @@ def _added(
         batches += [(out[i : i + 1], y[i : i + 1]) for i in range(len(y))]
     found = []
     for batch in batches:
-        counts = _called(name, shown, function, *batch)
+        counts = _call_part(name, shown, function, *batch)
         if not isinstance(counts, torch.Tensor) or counts.dtype != torch.int64:
             raise ConfigError(f"task {name}: {shown} gave {_form(counts)}, expected int64.")
         if bool((counts < 0).any()):

@@ -117,7 +117,7 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
     from torch import nn
     from torch.nn.parameter import is_lazy
 
-    from fednet.models.calls import prepared
+    from fednet.models.calls import add_call_hooks
 
     own = {
         k: v for k, v in section.items() if k not in ENGINE_KEYS and k not in ("name", "weights")
@@ -147,7 +147,7 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
                 f"model {name}: {tensor} is of a lazy layer, whose shape is known after its "
                 f"first batch only; give the layer its sizes, from input_shape and classes."
             )
-    return prepared(module)
+    return add_call_hooks(module)
 
 
 def head_names(module: nn.Module) -> tuple[str, ...]:

@@ -140,13 +140,13 @@ def carriers(module: nn.Module) -> list[str]:
 
 
 # -- merging ---------------------------------------------------------------------------------------
-def adapted(module: nn.Module) -> Iterator[tuple[str, Lora]]:
+def lora_layers(module: nn.Module) -> Iterator[tuple[str, Lora]]:
     for name, part in module.named_modules():
         if isinstance(part, Lora):
             yield name, part
 
 
-def merged(module: nn.Module) -> dict[str, torch.Tensor]:
+def merged_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the state dict of the model without adapters, with W + (alpha / r) B A for W."""
     state = {name: t.detach().clone() for name, t in module.state_dict().items()}
     for name, part in module.named_modules(remove_duplicate=False):
@@ -165,7 +165,7 @@ def to_peft(module: nn.Module, beside: Iterable[str] = ()) -> dict[str, torch.Te
     """Returns the adapters with peft's names and shapes. beside: names of other trained tensors."""
     state = module.state_dict()
     found = {f"{PREFIX}{name}": state[name].clone() for name in beside}
-    for name, part in adapted(module):
+    for name, part in lora_layers(module):
         b = part.lora_B.detach()
         a = part.lora_A.detach()
         found[f"{PREFIX}{name}.lora_A.weight"] = a.clone()
@@ -184,7 +184,7 @@ def peft_config(module: nn.Module, rank: int, alpha: float, beside: Iterable[str
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
-        "target_modules": [name for name, _ in adapted(module)],
+        "target_modules": [name for name, _ in lora_layers(module)],
         "modules_to_save": sorted({name.rpartition(".")[0] for name in beside}) or None,
     }
 
@@ -228,7 +228,7 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     with torch.no_grad():
         for name in beside:
             module.state_dict()[name].copy_(given[PREFIX + name])
-        for name, part in adapted(module):
+        for name, part in lora_layers(module):
             if not math.isclose(scale, part.scale):
                 raise ConfigError(
                     f"{source} has alpha / rank {scale:g}, model.adapters {part.scale:g}."

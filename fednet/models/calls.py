@@ -26,7 +26,7 @@ class Named(dict[str, Any]):
     """Arguments of a call that were one dict."""
 
 
-def prepared(module: nn.Module) -> nn.Module:
+def add_call_hooks(module: nn.Module) -> nn.Module:
     """Returns the module, where `module(x)` passes the inputs of a dict x by name, if its forward
     names them all, and returns the tensor of `outputs`; of half precision, as float32.
     """
@@ -57,7 +57,7 @@ def outputs(returned: object) -> object:
     return returned
 
 
-def unnamed(module: nn.Module, names: Mapping[str, object]) -> list[str]:
+def names_without_parameter(module: nn.Module, names: Mapping[str, object]) -> list[str]:
     """Returns those of the names that forward has no parameter for. A forward that declares only
     *args and **kwargs, as a wrapper's, takes all names.
     """
@@ -65,7 +65,7 @@ def unnamed(module: nn.Module, names: Mapping[str, object]) -> list[str]:
     return [] if parameters is None else [name for name in names if name not in parameters]
 
 
-def required(module: nn.Module) -> list[str]:
+def required_arguments(module: nn.Module) -> list[str]:
     """Returns the names of the arguments without which forward cannot be called."""
     return [
         name
@@ -89,7 +89,12 @@ def _parameters(forward: Callable[..., object]) -> dict[str, object] | None:
 def _by_name(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if kwargs or len(args) != 1 or not isinstance(args[0], dict) or unnamed(module, args[0]):
+    if (
+        kwargs
+        or len(args) != 1
+        or not isinstance(args[0], dict)
+        or names_without_parameter(module, args[0])
+    ):
         return None
     return (), Named(args[0])
 

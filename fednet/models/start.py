@@ -102,7 +102,7 @@ def pinned_by_sites(config: Config) -> bool:
     return bool(part) or config.model.base == "server"
 
 
-def pinned(config: Config, sha256: str | None) -> Config:
+def with_model_digest(config: Config, sha256: str | None) -> Config:
     """Returns the configuration as the server sends it to clients: with this digest of the initial
     model, if they need it; None: without.
     """
@@ -111,7 +111,7 @@ def pinned(config: Config, sha256: str | None) -> Config:
     return config.replace(model=msgspec.structs.replace(config.model, sha256=sha256))
 
 
-def received(config: Config) -> Config:
+def without_server_files(config: Config) -> Config:
     """Returns the configuration as a client uses it: without files that only the server has."""
     if config.model.base == "sites":
         return config
@@ -147,14 +147,14 @@ class Base(Payload):
     base: kind(BASE, "array", dtype="uint8", rank=1)  # type: ignore[valid-type]
 
 
-def packed(module: nn.Module) -> Base:
+def pack_state_dict(module: nn.Module) -> Base:
     """Returns the module's state dict as a payload."""
     named = {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}
     data = np.frombuffer(bytearray(save(named)), dtype=np.uint8)
     return Base(base=torch.from_numpy(data))  # type: ignore[call-arg]
 
 
-def unpacked(data: bytes) -> Mapping[str, torch.Tensor]:
+def unpack_state_dict(data: bytes) -> Mapping[str, torch.Tensor]:
     """Returns the tensors by name. Raises RemoteProtocolError if it is no .safetensors file."""
     try:
         return load(data)

@@ -166,7 +166,7 @@ class Run:
                 shape = tuple(facts["input_shape"])
                 outputs = int(facts["outputs"])
             elif settings.data.dataset == "site":
-                shape, _, outputs = site.declared(settings.data)
+                shape, _, outputs = site.declared_form(settings.data)
             else:  # partition.json is gone
                 found = loading.load(settings.data, settings.data.root, settings.seed)
                 shape = found.input_shape

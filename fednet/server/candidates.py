@@ -60,11 +60,11 @@ def cohort(
     except FednetError:
         raise
     except Exception as broken:
-        raise WrongPart(f"the selection {named(part)}: {raised(broken)}.") from broken
-    return checked(part, found, available, asked)
+        raise WrongPart(f"the selection {name_of(part)}: {raised(broken)}.") from broken
+    return check_selected(part, found, available, asked)
 
 
-def checked(
+def check_selected(
     part: Callable[..., object], found: object, available: Sequence[Candidate], asked: int
 ) -> list[int]:
     """Returns the ids that a selection returned, ascending. Raises WrongPart for anything else."""
@@ -74,13 +74,13 @@ def checked(
     strange = chosen - {one.id for one in available}
     if not 1 <= len(ids) <= asked or len(chosen) < len(ids) or strange:
         raise WrongPart(
-            f"the selection {named(part)} ({place(part)}) returned {found!r:.200}, expected a list "
-            f"of 1 to {asked} different ids of clients that are available."
+            f"the selection {name_of(part)} ({place(part)}) returned {found!r:.200}, expected a "
+            f"list of 1 to {asked} different ids of clients that are available."
         )
     return sorted(int(i) for i in ids)
 
 
-def named(part: Callable[..., object]) -> str:
+def name_of(part: Callable[..., object]) -> str:
     """Returns the name of a selection's function."""
     return getattr(part, "__qualname__", str(part))
 
@@ -92,7 +92,7 @@ def candidate(experiment: Experiment, client: int) -> Candidate:
     return Candidate(id=client, n=n)
 
 
-def replied(
+def after_reply(
     before: Candidate,
     round: int,
     run: Run | None,

@@ -23,10 +23,10 @@ from fednet.algorithms.state import State
 from fednet.config import Config
 from fednet.data.datasets.site import class_names
 from fednet.errors import ConfigError, without_paths
-from fednet.experiment.build import Experiment, made
+from fednet.experiment.build import Experiment, make_method
 from fednet.journal.events import Over, Tally, Verdict
 from fednet.journal.link import Link
-from fednet.models.start import pinned
+from fednet.models.start import with_model_digest
 from fednet.plain import JsonMapping
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
@@ -180,7 +180,7 @@ class Clients:
             return before
         try:
             more = with_clients(config, now)
-            grown(more, made(more), server, before)
+            grown(more, make_method(more), server, before)
         except ConfigError as wrong:
             self.turn_away(without_paths(str(wrong)))
             return before
@@ -284,7 +284,7 @@ def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
             f"model.sha256: {experiment.sha256[:12]} is not the digest of the model that this "
             f"configuration gives; leave it out."
         )
-    config = pinned(experiment.config, experiment.sha256)
+    config = with_model_digest(experiment.config, experiment.sha256)
     text = text_for_clients(config)
     keyring = endpoint.keyring
     return ServerProtocol(

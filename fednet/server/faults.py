@@ -90,7 +90,7 @@ class Replay:
             )
         if mode != "sync":
             return cls({row["round"]: row for row in rows})
-        planned = selection.planned(config)
+        planned = selection.is_planned(config)
         for row in rows[: config.rounds]:
             if planned and row["selected"] != selection.cohort(config, row["round"]):
                 raise ConfigError(

@@ -179,7 +179,7 @@ class Clipping(Guard):
         self._section, self._sent = section, sent
 
     def change(self, client: int, up: Payload) -> Payload:
-        return privacy.received(up, self._sent.get(client), self._section)
+        return privacy.clip_received(up, self._sent.get(client), self._section)
 
 
 class Rebasing(Guard):
@@ -217,7 +217,7 @@ class Noise(Guard):
         self._section, self._noise, self._round = section, noise, round
 
     def finish(self, accumulator: State, clients: Sequence[int]) -> State:
-        return privacy.noised(accumulator, self._section, self._noise, self._round)
+        return privacy.add_noise(accumulator, self._section, self._noise, self._round)
 
 
 # -- counts ----------------------------------------------------------------------------------------

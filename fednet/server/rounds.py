@@ -256,7 +256,7 @@ class Rounds:
                 self.clients.watch.check()
                 time.sleep(min(POLL_S, left))
         here, experiment = self.conditions.world.here(at), self.setup.experiment
-        if self.faults.replay is not None and not selection.planned(self.config):
+        if self.faults.replay is not None and not selection.is_planned(self.config):
             cohort = self.faults.replay.selected(number)
         elif candidates.selects(experiment):
             known = carried.candidates
@@ -393,7 +393,7 @@ class Rounds:
                 if round.exchange.index:
                     seconds += known[client].seconds or 0.0
             run, reported = round.runs.get(client), round.reports.get(client, {})
-            known[client] = candidates.replied(before, round.number, run, reported, seconds)
+            known[client] = candidates.after_reply(before, round.number, run, reported, seconds)
         return known
 
     # -- its end -----------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
             ("down", method.Enrolment, enrolled, None),
         ):
             if kind is not None and times:
-                each = experiment.predicted(kind, way, client, sizes)
+                each = experiment.payload_bytes(kind, way, client, sizes)
                 add_kinds(sums[way], {name: times * n for name, n in each.items()})
 
 

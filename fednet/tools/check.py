@@ -91,7 +91,7 @@ class File:
         """By name, the dataset that `sets` names, else the file's that can be made with their
         defaults.
         """
-        from fednet.data.loading import load, made
+        from fednet.data.loading import load, make_data
 
         if overrides(self.sets).value.get("data"):
             section = from_mapping(self.config({}), "fednet check").data
@@ -100,7 +100,7 @@ class File:
         for name in self.datasets:
             with contextlib.suppress(ConfigError, DataError):  # its own check says why
                 options = _default_options(registry.dataset, name)
-                found[name] = made(name, options, self.root, False, 0)
+                found[name] = make_data(name, options, self.root, False, 0)
         return found
 
     @cached_property
@@ -306,7 +306,7 @@ def model(name: str, file: File) -> Iterator[str]:
 
     from fednet import models
     from fednet.experiment.trial import tensor
-    from fednet.models.calls import required
+    from fednet.models.calls import required_arguments
     from fednet.tensors import Layout
 
     yield f"options build: {_default_options(registry.model, name) or 'none'}"
@@ -325,7 +325,7 @@ def model(name: str, file: File) -> Iterator[str]:
     for shape, classes, inputs, kind in tries:
         try:
             built = models.build({"name": name}, shape, classes, 0)
-            if not isinstance(inputs, dict) and len(named := required(built)) > 1:
+            if not isinstance(inputs, dict) and len(named := required_arguments(built)) > 1:
                 yield (
                     f"NOTE: its forward takes {' and '.join(named)}, so its dataset has to give a "
                     f"dict of these as x; it is tried when a run starts, or here with --set "
@@ -389,13 +389,13 @@ def _inputs(data: Data) -> Inputs:
 
 def dataset(name: str, root: Path | None) -> Iterator[str]:
     """root: the folder that it reads (default: as `fednet run` finds it)."""
-    from fednet.data.loading import made
+    from fednet.data.loading import make_data
     from fednet.data.reading import place
 
     if takes(registry.dataset.get(name), "root"):
         yield f"its root is {place(root)} (--data, else FEDNET_DATA, else the user's cache)"
     options = _default_options(registry.dataset, name)
-    first, second = (made(name, options, root, False, 0) for _ in range(2))
+    first, second = (make_data(name, options, root, False, 0) for _ in range(2))
     sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
     yield f"{sizes}, classes {first.classes}, inputs of shape {first.input_shape}"
     must(len(first.test[1]) > 0, f"{name}: has no test samples.")
@@ -461,7 +461,7 @@ def selection(name: str, file: File) -> Iterator[str]:
     def chosen() -> list[int]:
         rng = streams.rng(0, "selection", 5)
         given = {"round": 5, "available": list(known), "asked": 4, "rng": rng}
-        return candidates.checked(part, call(part, given, options, "selection"), known, 4)
+        return candidates.check_selected(part, call(part, given, options, "selection"), known, 4)
 
     first = chosen()
     must(first == chosen(), f"{name}: one seed gave two selections; draw from `rng` only.")
@@ -496,7 +496,7 @@ def compressor(name: str) -> Iterator[str]:
 def task(name: str) -> Iterator[str]:
     import torch
 
-    from fednet.experiment.trial import counted, scalar, unlike_losses
+    from fednet.experiment.trial import check_counts, scalar, unlike_losses
 
     made = registry.task.get(name)()
     for method in ("loss", "losses", "counts"):
@@ -510,7 +510,7 @@ def task(name: str) -> Iterator[str]:
         except (RuntimeError, ValueError, ConfigError):
             continue
         loss = scalar(name, made, given)
-        correct, total = counted(name, made, outputs, y).sum(1).tolist()
+        correct, total = check_counts(name, made, outputs, y).sum(1).tolist()
         yield f"loss {loss.item():.4f}, accuracy {correct / total:.4f} on four easy samples"
         yield from (f"NOTE: {remark}" for remark in unlike_losses(name, made, outputs, y))
         return

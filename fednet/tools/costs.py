@@ -77,9 +77,9 @@ def _facts(config: Config) -> tuple[ClientFacts, int]:
         classes = int(data.options["classes"])
         nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
     elif data.dataset == "site":
-        from fednet.data.datasets.site import declared
+        from fednet.data.datasets.site import declared_form
 
-        shape, _, classes = declared(data)
+        shape, _, classes = declared_form(data)
         nbytes = 0
     else:
         from fednet.data.loading import load

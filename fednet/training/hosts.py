@@ -20,7 +20,7 @@ from torch import nn
 
 from fednet import seeds
 from fednet.config import TrainSection
-from fednet.data.augment import moved as moved_together
+from fednet.data.augment import augment_with_targets as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Layout, Tensors, mapped

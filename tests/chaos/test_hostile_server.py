@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fednet import config as configuration
-from fednet.algorithms.secure import Between
+from fednet.algorithms.secure import StateBetweenSteps
 from fednet.client import join
 from fednet.client.policy import BudgetSection, Policy, policy
 from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
@@ -331,7 +331,7 @@ class SumTaker:
             for c in machine.asked:
                 if (step, c) == ("masked", lost):
                     continue
-                state = Between(inner=inner, machine=machine)
+                state = StateBetweenSteps(inner=inner, machine=machine)
                 answer = self.ask(m.Key(1, phase, 0, c), method.broadcast(state, phase, c))
                 if answer is None:
                     return None

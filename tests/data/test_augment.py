@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.data.augment import check, crop_flip, crop_reflect_flip, flip, get, moved
+from fednet.data.augment import augment_with_targets, check, crop_flip, crop_reflect_flip, flip, get
 from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.seeds import torch_rng
@@ -42,20 +42,20 @@ def test_an_image_becomes_a_window_of_its_padded_form_or_the_mirror_of_one(funct
 @pytest.mark.parametrize("kind", [torch.int64, torch.float32])
 def test_a_mask_is_moved_with_its_image_and_has_no_label_where_that_is_padded(change, kind):
     y = X[:, 0].to(kind)  # each pixel's target is its own value
-    images, masks = moved(change, X, y, torch_rng(0, "augment"))
+    images, masks = augment_with_targets(change, X, y, torch_rng(0, "augment"))
     assert torch.equal(images, change(X, torch_rng(0, "augment")))
     assert (masks.shape, masks.dtype) == (y.shape, kind)
     expected = images[:, 0].to(kind)
     if kind == torch.int64:
         expected[expected == 0] = -100
     assert torch.equal(masks, expected)
-    wide = moved(change, X, X.clone(), torch_rng(0, "augment"))[1]
+    wide = augment_with_targets(change, X, X.clone(), torch_rng(0, "augment"))[1]
     assert torch.equal(wide, images)
 
 
 def test_the_targets_of_whole_images_stay_as_they_are():
     y = torch.arange(6)
-    images, same = moved(flip, X, y, torch_rng(0, "augment"))
+    images, same = augment_with_targets(flip, X, y, torch_rng(0, "augment"))
     assert torch.equal(images, flip(X, torch_rng(0, "augment")))
     assert same is y
 

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.data.partitioners.dirichlet import capped, dirichlet, iid, quantity, repaired
+from fednet.data.partitioners.dirichlet import (
+    dirichlet,
+    iid,
+    quantity,
+    raise_to_least,
+    shares_with_room,
+)
 from fednet.data.partitioners.dirichlet_client import dirichlet_client, draw_counts, sizes
 from fednet.data.partitioners.given import file, for_test, natural
 from fednet.data.partitioners.labels import labels, shards
@@ -116,7 +122,11 @@ def test_with_the_cap_a_client_that_holds_its_share_gets_no_more():
     just = Fixed([0.7, 0.2, 0.1], draws[1])  # 4 zeros are its share exactly
     assert [len(p) for p in dirichlet(y, 3, just, cap=True)] == [4, 4, 4]
     # Where the cap leaves nothing the uncapped shares are used.
-    assert capped(np.array([0.6, 0.4, 0.0]), np.array([0, 0, 1])).tolist() == [0.6, 0.4, 0.0]
+    assert shares_with_room(np.array([0.6, 0.4, 0.0]), np.array([0, 0, 1])).tolist() == [
+        0.6,
+        0.4,
+        0.0,
+    ]
 
 
 def test_a_try_that_leaves_a_client_too_little_is_repeated_from_scratch():
@@ -130,11 +140,15 @@ def test_a_try_that_leaves_a_client_too_little_is_repeated_from_scratch():
 def test_who_is_short_takes_of_its_own_class_from_whoever_holds_most_of_it():
     sizes = np.array([[9, 3, 0, 0], [1, 5, 0, 1]])
     shares = np.array([[9.0, 3.0, 0.4, 0.1], [1.0, 5.0, 0.2, 1.9]])
-    found = repaired(sizes, shares, 2)
+    found = raise_to_least(sizes, shares, 2)
     # client 2 takes two of class 0 from client 0; client 3 one of class 1 from client 1
     assert found.tolist() == [[7, 3, 2, 0], [1, 4, 0, 2]]
     sizes, shares = np.array([[2, 0], [0, 0], [2, 0]]), np.array([[2, 0.5], [0, 0.9], [2, 0.1]])
-    assert repaired(sizes, shares, 2).tolist() == [[0, 2], [0, 0], [2, 0]]  # it keeps two itself
+    assert raise_to_least(sizes, shares, 2).tolist() == [
+        [0, 2],
+        [0, 0],
+        [2, 0],
+    ]  # it keeps two itself
 
 
 def test_a_thousand_clients_all_get_samples_and_are_still_skewed():

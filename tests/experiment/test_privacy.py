@@ -43,18 +43,19 @@ def private(out, name, **sets):
 
 def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
     x, run = vector(1, 1), Run(5, 1, 0.0)
-    short = privacy.clipped(Up(x=vector(4, 5), run=run), x, 1.0)  # (3, 4) has norm 5
+    short = privacy.clip_updates(Up(x=vector(4, 5), run=run), x, 1.0)  # (3, 4) has norm 5
     assert torch.allclose(short.x.vector, torch.tensor([1.6, 1.8]))
     assert torch.allclose(
-        privacy.clipped(Change(d=vector(3, 4), run=run), x, 1.0).d.vector, torch.tensor([0.6, 0.8])
+        privacy.clip_updates(Change(d=vector(3, 4), run=run), x, 1.0).d.vector,
+        torch.tensor([0.6, 0.8]),
     )
     within = Up(x=vector(4, 5), run=run)
-    assert privacy.clipped(within, x, 5.0) is within
+    assert privacy.clip_updates(within, x, 5.0) is within
 
 
 def test_the_server_counts_every_update_alike_and_clips_what_a_client_did_not():
     section = PrivacySection(clip=1.0)
-    up = privacy.received(Up(x=vector(4, 5), run=Run(500, 1, 0.0)), vector(1, 1), section)
+    up = privacy.clip_received(Up(x=vector(4, 5), run=Run(500, 1, 0.0)), vector(1, 1), section)
     assert up.run.n == 1
     assert torch.allclose(up.x.vector, torch.tensor([1.6, 1.8]))
 

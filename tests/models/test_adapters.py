@@ -54,7 +54,7 @@ def net(seed: int = 0, **changes) -> Net:
 def moved(module: nn.Module) -> nn.Module:
     """B as after some training."""
     with torch.no_grad():
-        for _, part in adapters.adapted(module):
+        for _, part in adapters.lora_layers(module):
             part.lora_B.copy_(torch.randn(part.lora_B.shape))
     return module
 
@@ -72,8 +72,8 @@ def test_an_adapted_layer_by_hand():
         layer[0].lora_A.copy_(torch.tensor([[1.0, 1]]))
         layer[0].lora_B.copy_(torch.tensor([[2.0], [0]]))
     assert layer(torch.tensor([1.0, 1])).tolist() == [15, 7]
-    assert adapters.merged(layer)["0.weight"].tolist() == [[7, 8], [3, 4]]
-    assert list(adapters.merged(layer)) == ["0.weight"]
+    assert adapters.merged_state_dict(layer)["0.weight"].tolist() == [[7, 8], [3, 4]]
+    assert list(adapters.merged_state_dict(layer)) == ["0.weight"]
 
 
 def test_an_adapted_model_begins_as_the_model_and_keeps_its_names():
@@ -91,7 +91,7 @@ def test_an_adapted_model_begins_as_the_model_and_keeps_its_names():
 def test_merged_weights_give_what_the_adapters_give():
     x, lora = torch.randn(5, 3, 9, 9), moved(net())
     plain = Net()
-    plain.load_state_dict(adapters.merged(lora), strict=True)
+    plain.load_state_dict(adapters.merged_state_dict(lora), strict=True)
     assert torch.allclose(plain(x), lora(x), atol=1e-5)
     assert not torch.allclose(plain(x), net()(x), atol=1e-2)
 

@@ -14,7 +14,7 @@ from fednet import models
 from fednet.client.worker import with_base_model
 from fednet.errors import BaseAbsent, ConfigError, Stopped
 from fednet.experiment import build
-from fednet.models.start import packed, received, sha256, unpacked
+from fednet.models.start import pack_state_dict, sha256, unpack_state_dict, without_server_files
 from tests.parity.test_parity import bits
 from tests.processes import Federation
 from tests.rooms import lines, processes, run, small, summary
@@ -72,7 +72,7 @@ def test_it_is_sent_once_to_each_client_and_gives_the_bits_of_sites_that_have_it
     assert sent(here) == []
     once = sent(there)
     assert sorted(c for c, _ in once) == [0, 1, 2]
-    base = packed(experiment(**model, weights=file).setting.blank).base
+    base = pack_state_dict(experiment(**model, weights=file).setting.blank).base
     assert {n for _, n in once} == {len(base)}
     for directory in (here, there):
         for record in lines(directory / "rounds.jsonl"):
@@ -135,7 +135,7 @@ def hollow(tmp_path):
     """(the server's experiment, that of a client which lacks the model)."""
     ours = experiment(**LORA, weights=weights(tmp_path), base="server")
     told = small(model={**LORA, "weights": "/nowhere", "base": "server", "sha256": ours.sha256})
-    return ours, build.build(received(told))
+    return ours, build.build(without_server_files(told))
 
 
 def test_a_site_keeps_it_under_its_digest(tmp_path):
@@ -155,14 +155,14 @@ def test_a_site_keeps_it_under_its_digest(tmp_path):
 
 def test_what_is_sent_in_its_place_is_refused(tmp_path):
     _, theirs = hollow(tmp_path)
-    other = packed(experiment(**LORA).setting.blank).base.numpy().tobytes()
+    other = pack_state_dict(experiment(**LORA).setting.blank).base.numpy().tobytes()
     with pytest.raises(ConfigError, match=r"model\.base: the model that the server sent has SHA"):
         with_base_model(theirs, tmp_path, memoryview(other))
     assert list(tmp_path.glob("base-*")) == []
-    strange = packed(torch.nn.Linear(1, 1)).base.numpy().tobytes()
+    strange = pack_state_dict(torch.nn.Linear(1, 1)).base.numpy().tobytes()
     with pytest.raises(ConfigError, match="is no model of this configuration"):
         with_base_model(theirs, tmp_path, memoryview(strange))
-    assert set(unpacked(strange)) == {"weight", "bias"}
+    assert set(unpack_state_dict(strange)) == {"weight", "bias"}
 
 
 def test_a_digest_of_ones_own_that_is_another_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import torch
 
 import fednet
 from fednet.cli.main import main
-from fednet.models.calls import outputs, prepared
+from fednet.models.calls import add_call_hooks, outputs
 from fednet.training.tasks.classification import Classification
 from tests.processes import Federation, crashes
 from tests.rooms import lines
@@ -186,7 +186,7 @@ def test_the_loss_of_gpt2_is_the_one_that_it_computes_itself():
     sizes = {"vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
-    model = prepared(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)))
+    model = add_call_hooks(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)))
     ids = torch.arange(12).view(2, 6) % 11
     labels = ids.masked_fill(ids == 8, -100)
     moved = torch.cat([labels[:, 1:], labels.new_full((2, 1), -100)], 1)

@@ -70,7 +70,7 @@ def folder(
             raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
     names = _folders(inside)
     if isinstance(classes, list):
-        _known(inside, names, classes)
+        _check_class_folders(inside, names, classes)
         names = classes
     elif classes is not None and classes != len(names):
         raise DataError(
@@ -154,7 +154,7 @@ def _files(under: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
             yield path
 
 
-def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
+def _check_class_folders(inside: Path, folders: list[str], classes: list[str]) -> None:
     """Raises DataError for a folder that is not one of the classes."""
     strange = sorted(set(folders) - set(classes))
     if strange:
@@ -192,7 +192,7 @@ def _test(top: Path, names: list[str]) -> Labelled:
     for which in ("test", "val"):
         found = _folders(top / which) if (top / which).is_dir() else []
         if found and (found != ["images"] or "images" in names):
-            _known(top / which, found, names)
+            _check_class_folders(top / which, found, names)
             return _of_classes(top / which, names)
     notes = top / "val" / "val_annotations.txt"
     if not notes.is_file():

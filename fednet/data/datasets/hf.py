@@ -42,7 +42,7 @@ def hf(
     group: Annotated[str | None, "Column of the samples' owners, for `scheme: natural`."] = None,
 ) -> Data:
     """A dataset of Hugging Face `datasets` (`pip install datasets`)."""
-    found = _opened(root, path, name, download)
+    found = _open_splits(root, path, name, download)
     wanted = splits or ["train", "test"]
     if len(wanted) > 2:
         raise ConfigError(f"data.splits: {wanted}; expected one for training and one for testing.")
@@ -77,7 +77,7 @@ def hf(
     )
 
 
-def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets.DatasetDict:
+def _open_splits(root: Path, path: str, name: str | None, download: bool) -> datasets.DatasetDict:
     """Returns the splits by name."""
     try:
         import datasets

@@ -14,7 +14,7 @@ from fednet.config.parts import READERS
 from fednet.config.schema import AtLeast1, DataSection
 from fednet.data.base import Data, digest_of
 from fednet.data.federation import Federation
-from fednet.data.loading import made
+from fednet.data.loading import make_data
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.plain import JsonDict
 from fednet.registry import dataset
@@ -47,10 +47,10 @@ def site(
 def load_site(section: DataSection, directory: Path | str | None, seed: int = 0) -> Data:
     """Reads a client's own `directory` (its `--data`), and compares it with the configuration.
 
-    section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a
-    registered dataset, which gets `directory` as its root. Without a format: a folder with train/
-    is `folder`, one with a single .npz file (or such a file itself) is `arrays`. Raises DataError
-    if the data differ from the declaration.
+    section.options: shape and classes (see `declared_form`); format: `folder`, `arrays` or the name
+    of a registered dataset, which gets `directory` as its root. Without a format: a folder with
+    train/ is `folder`, one with a single .npz file (or such a file itself) is `arrays`. Raises
+    DataError if the data differ from the declaration.
     """
     if directory is None:
         raise ConfigError(
@@ -60,7 +60,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
     given = section.options
-    shape, classes, outputs = declared(section)
+    shape, classes, outputs = declared_form(section)
     name = given.get("format")
     own: JsonDict = {}
     if name == "site":
@@ -84,7 +84,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
             # Statistics of one site would normalise its images unlike those of other sites.
             own.setdefault("mean", [0.5] * shape[0])
             own.setdefault("std", [0.25] * shape[0])
-    data = made(name, own, root, False, seed)
+    data = make_data(name, own, root, False, seed)
     if not section.normalise:
         data = data.replace(mean=None, std=None)
     if data.outputs != outputs and classes is None:
@@ -99,7 +99,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     return data
 
 
-def declared(section: DataSection) -> tuple[tuple[int, ...], int | None, int]:
+def declared_form(section: DataSection) -> tuple[tuple[int, ...], int | None, int]:
     """Returns (input shape, C, width of a model's output) that the configuration declares for every
     site. Option classes: a number, a list of names in order, or null for values, whose width is
     that of the targets. Raises ConfigError without a shape.

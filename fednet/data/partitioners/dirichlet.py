@@ -36,7 +36,8 @@ def dirichlet(
     repeated until every client has min_samples, at least one. If 1000 tries do not succeed, as with
     thousands of clients (fewer tries if after 20 it is plain that none can), the last one is
     repaired: each client that is short gets samples of the class that its own draw gave it the
-    largest share of, one at a time from the client that holds most of that class (see `repaired`).
+    largest share of, one at a time from the client that holds most of that class (see
+    `raise_to_least`).
     """
     n = len(y)
     least = max(1, min_samples)
@@ -51,7 +52,7 @@ def dirichlet(
         for c, total in enumerate(totals):
             p = proportions(rng, clients, alpha)
             if cap:
-                p = capped(p, held < n / clients)
+                p = shares_with_room(p, held < n / clients)
             cuts = np.clip(np.floor(np.cumsum(p) * total).astype(np.int64)[:-1], 0, total)
             sizes[c] = np.diff(cuts, prepend=0, append=total)
             shares[c] = p * total
@@ -60,7 +61,7 @@ def dirichlet(
         fewest = min(fewest, short)
         if not short or cannot_succeed(tried, fewest):
             break
-    return dealt(y, repaired(sizes, shares, least), rng)
+    return dealt(y, raise_to_least(sizes, shares, least), rng)
 
 
 dirichlet.by_class = True  # type: ignore[attr-defined]
@@ -74,7 +75,7 @@ def cannot_succeed(tried: int, fewest: int) -> bool:
     return tried >= FIRST_TRIES and fewest >= TOO_MANY_SHORT
 
 
-def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
+def raise_to_least(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
     """Returns (C, N) sizes with at least `least` for every client, and the same sum of each class.
 
     In ascending id, a client that is short takes one sample at a time: of the class with its
@@ -107,7 +108,7 @@ def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndar
     raise ConfigError(f"data.partition.alpha: {alpha} is too small to draw proportions from.")
 
 
-def capped(p: np.ndarray, room: np.ndarray) -> np.ndarray:
+def shares_with_room(p: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Returns p for clients with room, scaled to sum 1; p unchanged if that leaves nothing."""
     kept = p * room
     total = kept.sum()
