@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Union
 
 import msgpack
 import msgspec
@@ -55,19 +54,49 @@ def encode(message: m.Message) -> bytes:
     return header
 
 
-def _decode(
-    kinds: Mapping[object, type[m.Message]], frames: Sequence[Any], most: int = m.PART
-) -> tuple[m.Message, Content | None]:
-    """The message and the body that came. kinds: that may come, by type; most: bytes of a body.
-    Raises RemoteProtocolError.
-    """
-    if not 1 <= len(frames) <= 2:
-        raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
-    header = memoryview(frames[0])
-    if len(header) > m.MAX_HEADER:
-        raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")
-    if header[-4:] != zlib.crc32(header[:-4]).to_bytes(4, "big"):
-        raise RemoteProtocolError("the header was damaged on its way")
+# Their lists may be long, and their ids are ranges: they are looked at before they are read.
+_OPEN = (m.Join, m.Welcome, m.Ready)
+
+
+class Decoder:
+    """Reads the messages of one direction."""
+
+    def __init__(self, kinds: Sequence[type[m.Message]]) -> None:
+        self._kinds: dict[object, type[m.Message]] = {}
+        for kind in kinds:
+            self._kinds[kind.__struct_config__.tag] = kind
+        bounded = tuple(kind for kind in kinds if kind not in _OPEN)
+        self._read = msgspec.msgpack.Decoder(Union[bounded]).decode  # noqa: UP007
+
+    def __call__(
+        self, frames: Sequence[Any], most: int = m.PART
+    ) -> tuple[m.Message, Content | None]:
+        """The message and the body that came. most: bytes of a body. Raises RemoteProtocolError."""
+        if not 1 <= len(frames) <= 2:
+            raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
+        if len(frames[0]) > m.MAX_HEADER:
+            raise RemoteProtocolError(
+                f"header of {len(frames[0])} bytes, allowed are {m.MAX_HEADER}"
+            )
+        header = bytes(frames[0])
+        if header[-4:] != zlib.crc32(memoryview(header)[:-4]).to_bytes(4, "big"):
+            raise RemoteProtocolError("the header was damaged on its way")
+        message: m.Message
+        try:
+            message = self._read(header)
+        except (ValueError, RecursionError):  # another kind, or one that is refused with a reason
+            message = _looked_at(self._kinds, header)
+        if len(frames) == 1:
+            return message, None
+        body: Content = frames[1] if isinstance(frames[1], Body) else memoryview(frames[1])
+        if len(body) > most or not isinstance(message, m.WITH_BODY):
+            tag = message.__struct_config__.tag
+            raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
+        return message, body
+
+
+def _looked_at(kinds: Mapping[object, type[m.Message]], header: bytes) -> m.Message:
+    """The message, read in two steps. kinds: that may come, by type. Raises RemoteProtocolError."""
     try:
         # An item takes a byte at least. Lists in lists, each announced long, would else cost a
         # tenth of a second a header.
@@ -92,19 +121,13 @@ def _decode(
     try:
         if isinstance(fields.get("ids"), list):
             fields["ids"] = expanded(fields["ids"], m.MAX_IDS)
-        message = msgspec.convert(fields, kind, builtin_types=(bytes,))
+        return msgspec.convert(fields, kind, builtin_types=(bytes,))
     except (ValueError, RecursionError) as broken:  # msgspec's are ValueErrors
         raise RemoteProtocolError(m.clean(f"{tag}: {broken}")) from broken
-    if len(frames) == 1:
-        return message, None
-    body: Content = frames[1] if isinstance(frames[1], Body) else memoryview(frames[1])
-    if len(body) > most or kind not in m.WITH_BODY:
-        raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
-    return message, body
 
 
-decode_from_client = partial(_decode, {kind.__struct_config__.tag: kind for kind in m.FROM_CLIENT})
-decode_from_server = partial(_decode, {kind.__struct_config__.tag: kind for kind in m.FROM_SERVER})
+decode_from_client = Decoder(m.FROM_CLIENT)
+decode_from_server = Decoder(m.FROM_SERVER)
 
 
 def _no_ext(code: int, data: bytes) -> None:

@@ -144,7 +144,7 @@ def test_each_side_takes_only_what_the_other_may_say():
         ([raw(t="join", worker="w", ids=[[0, 1, 2]])], "expected whole numbers"),
         ([raw(t="join", worker="w", ids=[True])], "expected whole numbers"),
         ([raw(t="leave", run=5)], "Expected `str`"),
-        ([raw(t="leave", deep={1: 2})], "no msgpack"),
+        ([raw(t="join", worker="w", deep={1: 2})], "no msgpack"),
         ([raw(t="leave", run=msgpack.ExtType(4, b"x"))], "no msgpack"),
         ([raw(t="leave"), b"body"], "a body of 4 bytes is not allowed"),
         (
