@@ -125,6 +125,11 @@ class Clients:
             self.io.rest(timeout_s, outcomes.__len__)
         return outcomes.popleft() if outcomes else None
 
+    @property
+    def more(self) -> bool:
+        """Whether `wait` would return a task at once."""
+        return bool(self.io.outcomes)
+
     def discard(self) -> None:
         """Nobody waits any more for what is over until now."""
         while self.io.outcomes:

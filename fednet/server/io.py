@@ -5,6 +5,9 @@ them:
 
     journal  ->  messages leave  ->  outcomes for the rounds
 
+Replies that come one after the other are taken in together, once the protocol has seen all of them:
+the same few steps for many are faster than all steps for each.
+
 Messages that bring the run nothing are capped: so many a second of each key, address and
 connection; the connection of a peer that sends more is closed. A message before a join, or a join,
 counts against the key or address that it comes from; after the join heartbeats, and what belongs to
@@ -147,6 +150,7 @@ class ServerIO:
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
+        self._whole: list[Arrived] = []  # replies that are not taken in yet
         self._resolved: list[Outcome] = []
         self._logged: list[ReceivedReply] = []
         self._heard = 0  # messages since the last time
@@ -308,7 +312,9 @@ class ServerIO:
             for event in came:
                 if isinstance(event, Received):
                     self._received(event)
-                elif isinstance(event, Opened):
+                    continue
+                self._take_in()
+                if isinstance(event, Opened):
                     self.link.opened(event.conn, stranger=True)
                     address = self.transport.peer(event.conn).rpartition(":")[0]
                     self._addresses[event.conn] = address
@@ -339,6 +345,7 @@ class ServerIO:
         takes and the less often it is done.
         """
         began = time.thread_time()
+        self._take_in()
         self._do(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
             self._booked = now
@@ -371,9 +378,12 @@ class ServerIO:
         try:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
+            self._take_in()
             self._do(self.protocol.undecodable(conn, str(broken), now))
             useless = True
         else:
+            if not isinstance(message, m.Reply):
+                self._take_in()
             instructions = self.protocol.received(conn, message, body, now, event.user)
             first = instructions[0] if instructions else None
             stray = first.reason if isinstance(first, Stray) else ""
@@ -415,8 +425,7 @@ class ServerIO:
         """Carries out the protocol's instructions. Messages are held back until `_send_composed`,
         outcomes until `_conclude`.
         """
-        pending = list(instructions)
-        for i in pending:
+        for i in instructions:
             if isinstance(i, Send):
                 # Messages leave in this order, and are in the books before.
                 out = self.link.compose(i.conn, i.message, i.body)
@@ -427,8 +436,7 @@ class ServerIO:
                 self.inbox.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
-                # After what was to be done before: a task goes out before it is called off.
-                pending += self._arrived(i)
+                self._whole.append(i)
             elif isinstance(i, Resolved):
                 self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
             elif isinstance(i, Spend):
@@ -442,6 +450,14 @@ class ServerIO:
             elif isinstance(i, HangUp):
                 self._send_composed()
                 self.transport.hang_up(i.conn)
+
+    def _take_in(self) -> None:
+        """Accepts or rejects the replies that are whole."""
+        if not self._whole:
+            return
+        whole, self._whole = self._whole, []
+        for instructions in [self._arrived(arrived) for arrived in whole]:
+            self._do(instructions)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
@@ -474,6 +490,7 @@ class ServerIO:
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
         self._heard = 0
+        self._take_in()
         self.journal.flush()
         self._send_composed()
         for reply in self._logged:

@@ -278,7 +278,9 @@ class Rounds:
         """What follows from an event of the exchange that is open."""
         exchange = self._open.exchange
         self.exchanges.take(exchange, event)
-        if self.clock is None:  # else nobody is known to count before the exchange closes
+        # By the virtual clock nobody is known to count before the exchange closes. What is over
+        # already is added up together.
+        if self.clock is None and not self.clients.more:
             self._add_up(self._open)
 
     def close(self) -> OpenRound | None:
