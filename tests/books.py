@@ -10,6 +10,7 @@ from fednet.journal.book import Book, add_kinds
 from fednet.journal.events import Account, Name, Started
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
+from fednet.journal.rows import Booked, Row, rows_of
 from fednet.records import Messages
 
 
@@ -25,6 +26,34 @@ def useful(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
 def each(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a book, one for each message."""
     return [message.line() for row in rows for message in Messages.of(row).each()]
+
+
+def together(rows: Iterable[dict[str, Any]]) -> list[Row]:
+    """The rows of a book for messages that are given by a row each."""
+    return rows_of([booked(row) for row in rows])
+
+
+def booked(row: dict[str, Any]) -> Booked:
+    """What a message came to whose row is this one."""
+    account = Account(
+        row["direction"],
+        row["type"],
+        row["kinds"],
+        client=row["client"],
+        round=row["round"],
+        phase=row["phase"],
+        attempt=row["attempt"],
+        purpose=row["purpose"],
+        counted="count" in row,
+        envelope=row["envelope"],
+        raw_bytes=row["raw_bytes"],
+        count=row.get("count", 1),
+        incarnation=row["incarnation"],
+        final=row.get("final", False),
+        cut=row.get("lost", False),
+    )
+    what = row["useful"], row.get("reason", ""), row.get("staleness")
+    return Booked(account, *what, row["round"], row.get("worker"))
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:

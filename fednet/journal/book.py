@@ -28,7 +28,7 @@ from fednet.journal.events import (
     Verdict,
     Welcomed,
 )
-from fednet.journal.rows import Row, together
+from fednet.journal.rows import Booked, Row, rows_of
 from fednet.wire.messages import Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
@@ -73,15 +73,15 @@ class Book:
 
     def apply(self, event: Event) -> Sequence[Row]:
         """Returns the rows that are known now."""
-        rows = _APPLY[type(event)](self, event)
-        return together(rows) if len(rows) > 1 else rows
+        booked = _APPLY[type(event)](self, event)
+        return rows_of(booked) if booked else ()
 
     def open_of(self, conn: bytes) -> dict[Name, Account]:
         """The accounts that a connection has open, by name."""
         return dict(self.open.get(conn, ()))
 
     # -- bytes -------------------------------------------------------------------------------------
-    def _crossed(self, e: Crossed) -> Sequence[Row]:
+    def _crossed(self, e: Crossed) -> Sequence[Booked]:
         name = e.name
         mine = self.open.setdefault(name[0], {})
         account = mine.get(name)
@@ -96,7 +96,7 @@ class Book:
         self._add(account, e.envelope, e.kinds, e.raw, 1)
         return ()
 
-    def _undone(self, e: Undone) -> Sequence[Row]:
+    def _undone(self, e: Undone) -> Sequence[Booked]:
         account = self.open.get(e.name[0], {}).get(e.name)
         if account is not None:
             self._add(account, e.envelope, e.kinds, e.raw, -1)
@@ -117,17 +117,17 @@ class Book:
         account.count += sign
         self.crossed[account.direction] += sign * nbytes
 
-    def _cut(self, e: Cut) -> Sequence[Row]:
+    def _cut(self, e: Cut) -> Sequence[Booked]:
         for name, account in self.open.get(e.conn, {}).items():
             if isinstance(name[3], Key):
                 account.cut = name[1] == e.out
         return ()
 
-    def _spent(self, e: Spent) -> Sequence[Row]:
+    def _spent(self, e: Spent) -> Sequence[Booked]:
         account = self._close(e.name)
         if account is None:  # nothing crossed
             return ()
-        return [self._row(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+        return [self._booked(account, e.useful, e.reason, round=e.round, worker=e.worker)]
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
@@ -139,7 +139,7 @@ class Book:
         return account
 
     # -- replies -----------------------------------------------------------------------------------
-    def _accepted(self, e: Accepted) -> Sequence[Row]:
+    def _accepted(self, e: Accepted) -> Sequence[Booked]:
         key = e.message.key
         names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         if e.down is not None:
@@ -155,23 +155,23 @@ class Book:
             self.accepted[which(key)] = e
         return ()
 
-    def _revoked(self, e: Revoked) -> Sequence[Row]:
+    def _revoked(self, e: Revoked) -> Sequence[Booked]:
         self.accepted.pop(which(e.key), None)
         return ()
 
-    def _verdict(self, e: Verdict) -> Sequence[Row]:
-        rows: list[Row] = []
+    def _verdict(self, e: Verdict) -> Sequence[Booked]:
+        booked: list[Booked] = []
         for key, reason, staleness in e.replies:
-            rows += self._settle(key, reason, staleness)
-        return rows
+            booked += self._settle(key, reason, staleness)
+        return booked
 
-    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[Row]:
-        """The rows of a task and its reply. If a payload crossed once to each of several server
+    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[Booked]:
+        """What a task and its reply came to. If a payload crossed once to each of several server
         processes, only its last crossing is useful.
         """
         bill = self.waiting.pop(key, [])
         self.inherited.discard(key)
-        rows: list[Row] = []
+        booked: list[Booked] = []
         for way in ("down", "up"):
             last, accounts = 0, list[Account]()
             for a in bill:
@@ -185,25 +185,25 @@ class Book:
                     add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
                 elif not a.written:
                     why = "" if useful else reason or "sent again"
-                    rows.append(self._row(a, useful, why, staleness if way == "up" else None))
+                    booked.append(self._booked(a, useful, why, staleness if way == "up" else None))
                 if useful and key.purpose == "train":
                     a.written = True
                     self.counted.setdefault(key, []).append(a)
-        return rows
+        return booked
 
-    def _over(self, e: Over) -> Sequence[Row]:
-        rows: list[Row] = []
+    def _over(self, e: Over) -> Sequence[Booked]:
+        booked: list[Booked] = []
         for key in sorted(_over(self.inherited, e)):
-            rows += self._settle(key, ENDED)
+            booked += self._settle(key, ENDED)
         self.taken = Tally()
         for round in [r for r in self.untaken if r <= e.round]:
             tally = self.untaken.pop(round)
             for direction, nbytes in tally.spent.items():
                 self.taken.spent[direction] += nbytes
                 add_kinds(self.taken.useful[direction], tally.useful[direction])
-        return rows
+        return booked
 
-    def _forgotten(self, e: Forgotten) -> Sequence[Row]:
+    def _forgotten(self, e: Forgotten) -> Sequence[Booked]:
         for key in _over([accepted.message.key for accepted in self.accepted.values()], e):
             del self.accepted[which(key)]
         for key in _over(self.counted, e):
@@ -211,7 +211,7 @@ class Book:
         return ()
 
     # -- processes ---------------------------------------------------------------------------------
-    def _started(self, e: Started) -> Sequence[Row]:
+    def _started(self, e: Started) -> Sequence[Booked]:
         """Tasks that the last process sent may still be answered, and replies on disk count; all
         else that it left is of no use.
         """
@@ -226,7 +226,7 @@ class Book:
         left += [a for mine in self.open.values() for a in mine.values()]
         self.open, self.waiting, self.counted, self.forms = {}, {}, {}, {}
         on_disk = {accepted.message.key for accepted in self.accepted.values()}
-        rows: list[Row] = []
+        booked: list[Booked] = []
         for a in left:
             if not (a.envelope or any(a.kinds.values())):
                 continue  # all of it was taken back: it did not leave
@@ -236,15 +236,15 @@ class Book:
             if task or key in on_disk or a.written:
                 self.waiting.setdefault(key, []).append(a)
             else:
-                rows.append(self._row(a, False, ENDED))
+                booked.append(self._booked(a, False, ENDED))
         self.inherited = set(self.waiting)
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
             spent = {way: self.totals[way] - e.totals.get(way, 0) for way in ("up", "down")}
             self.untaken = {0: Tally(spent=spent)}
-        return rows
+        return booked
 
-    def _welcomed(self, e: Welcomed) -> Sequence[Row]:
+    def _welcomed(self, e: Welcomed) -> Sequence[Booked]:
         self.incarnation = e.incarnation
         return ()
 
@@ -264,7 +264,7 @@ class Book:
             untaken=list(self.untaken.items()),
         )
 
-    def _kept(self, e: Kept) -> Sequence[Row]:
+    def _kept(self, e: Kept) -> Sequence[Booked]:
         self.incarnation = e.incarnation
         self.open = {}
         for name, account in e.open:
@@ -283,7 +283,7 @@ class Book:
             tally = self.untaken[round] = Tally()
         return tally
 
-    def _row(
+    def _booked(
         self,
         a: Account,
         useful: bool,
@@ -291,42 +291,16 @@ class Book:
         staleness: int | None = None,
         round: int | None = None,
         worker: str | None = None,
-    ) -> Row:
-        nbytes = sum(a.kinds.values()) + a.envelope
-        row: Row = {
-            "round": a.round if round is None else round,
-            "client": a.client,
-            "direction": a.direction,
-            "type": a.type,
-            "kinds": a.kinds,
-            "envelope": a.envelope,
-            "bytes": nbytes,
-            "raw_bytes": a.raw_bytes,
-            "useful": useful,
-            "purpose": a.purpose,
-            "incarnation": a.incarnation,
-            "phase": a.phase,
-            "attempt": a.attempt,
-        }
-        if a.final:
-            row["final"] = True
-        if a.counted:
-            row["count"] = a.count
-        if a.cut and not useful:  # it may not have arrived: its bytes are an upper bound
-            row["lost"] = True
-        if reason:
-            row["reason"] = reason
-        if staleness is not None:
-            row["staleness"] = staleness
-        if worker is not None:
-            row["worker"] = worker
+    ) -> Booked:
+        booked = Booked(a, useful, reason, staleness, a.round if round is None else round, worker)
+        nbytes = booked.nbytes
         self.totals[a.direction] += nbytes
         if self._by_round:
-            tally = self._tally(row["round"])
+            tally = self._tally(booked.round)
             tally.spent[a.direction] += nbytes
             if useful and a.purpose == "train":
                 add_kinds(tally.useful[a.direction], a.kinds)
-        return row
+        return booked
 
 
 def _over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
@@ -336,7 +310,7 @@ def _over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
     return [k for k in keys if k.round <= e.round and (k.round, k.client) not in under_way]
 
 
-_APPLY: dict[type, Callable[[Book, Any], Sequence[Row]]] = {
+_APPLY: dict[type, Callable[[Book, Any], Sequence[Booked]]] = {
     Crossed: Book._crossed,
     Undone: Book._undone,
     Cut: Book._cut,

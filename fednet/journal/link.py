@@ -72,6 +72,8 @@ class Link:
         # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
         self._counted: dict[bytes, dict[Name, None]] = {}
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
+        # Of the last payload that crossed whole: most are of one form.
+        self._last: tuple[Sequence[m.Field], int, dict[str, int], int] = ((), 0, {}, 0)
 
     # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
@@ -175,7 +177,7 @@ class Link:
             elif isinstance(message, m.Part):
                 start = message.index * self._part
             if length:
-                kinds, raw = split(form, start, start + length)
+                kinds, raw = self._split(form, start, length)
             if type != "pull" and key.purpose == "evaluate":
                 type = "evaluate"
         envelope = nbytes - sum(kinds.values())
@@ -185,6 +187,15 @@ class Link:
         whose = key if name[2] == ONCE else None
         self.journal.note(Crossed(name, type, envelope, kinds, raw, whose, final=final))
         return name, envelope, kinds, raw
+
+    def _split(self, form: Sequence[m.Field], start: int, length: int) -> tuple[dict[str, int], int]:
+        """See `split`; nobody changes what is returned."""
+        last, nbytes, kinds, raw = self._last
+        if start or length != nbytes or form != last:
+            kinds, raw = split(form, start, start + length)
+            if not start:
+                self._last = form, length, kinds, raw
+        return kinds, raw
 
     def _once_name(self, conn: bytes, direction: m.Direction) -> Name:
         """Of a message that is a row at once."""

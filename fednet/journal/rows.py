@@ -1,53 +1,107 @@
-"""Messages that are alike are one row of `wire.jsonl`: those of many clients in a round take little
-more room than those of one.
+"""Rows of `wire.jsonl`. Messages that are alike are one row: those of many clients in a round take
+little more room than those of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fednet.ids import ranges
+from fednet.journal.events import Account
 from fednet.plain import JsonDict
 
 Row = JsonDict  # of wire.jsonl, with the fields of `records.Messages`
 
-OWN = ("client", "kinds", "envelope", "bytes", "raw_bytes", "staleness")
-"""Fields in which messages of one row may differ. Messages that are alike have the same fields and
-the same kinds, and differ in no other field."""
+
+class Booked(NamedTuple):
+    """An account to which nothing more comes, and what became of it."""
+
+    account: Account
+    useful: bool
+    reason: str
+    """Why it was of no use."""
+    staleness: int | None
+    round: int
+    worker: str | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.account.kinds.values()) + self.account.envelope
+
+    @property
+    def lost(self) -> bool:
+        """It may not have arrived: its bytes are an upper bound."""
+        return self.account.cut and not self.useful
 
 
-def together(rows: Iterable[Row]) -> list[Row]:
-    """Returns rows of one message each as rows of all messages that are alike, in the order of the
-    first of each. Within a row messages are in the order of client ids. Messages of no client are
-    rows of their own.
+def rows_of(booked: Iterable[Booked]) -> list[Row]:
+    """Returns the rows of these accounts, in the order of the first of each row. Accounts of
+    clients are in one row where they have the same kinds and differ in their clients, bytes and
+    staleness alone, in the order of client ids. Those of no client are rows of their own.
     """
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        alike: tuple[object, ...]
-        if row["client"] < 0:
-            alike = (len(groups),)
-        else:
-            same = [value for name, value in row.items() if name not in OWN]
-            alike = (tuple(row), tuple(row["kinds"]), *same)
-        groups.setdefault(alike, []).append(row)
-    return [of[0] if len(of) == 1 else _one(of) for of in groups.values()]
+    groups: dict[tuple[object, ...], list[Booked]] = {}
+    for one in booked:
+        a = one.account
+        alike: tuple[object, ...] = (len(groups),)
+        if a.client >= 0:
+            alike = (
+                one.round,
+                a.direction,
+                a.type,
+                *a.kinds,
+                one.useful,
+                a.purpose,
+                a.incarnation,
+                a.phase,
+                a.attempt,
+                a.final,
+                a.count if a.counted else None,
+                one.lost,
+                one.reason,
+                one.staleness is None,
+                one.worker,
+            )
+        groups.setdefault(alike, []).append(one)
+    return [_row(of) for of in groups.values()]
 
 
-def _one(rows: list[Row]) -> Row:
-    rows.sort(key=lambda row: row["client"])
-    found: Row = {}
-    for name, value in rows[0].items():
-        if name == "client":
-            found["clients"] = ranges([row["client"] for row in rows])
-        elif name == "kinds":
-            found["kinds"] = {kind: _each([row["kinds"][kind] for row in rows]) for kind in value}
-        elif name == "bytes":
-            found["bytes"] = sum([row["bytes"] for row in rows])
-        elif name in OWN:
-            found[name] = _each([row[name] for row in rows])
-        else:
-            found[name] = value
-    return found
+def _row(of: list[Booked]) -> Row:
+    of.sort(key=lambda one: one.account.client)
+    first = of[0]
+    a = first.account
+    accounts = [one.account for one in of]
+    row: Row = {"round": first.round}
+    if len(of) == 1:
+        row["client"] = a.client
+    else:
+        row["clients"] = ranges([one.client for one in accounts])
+    row |= {
+        "direction": a.direction,
+        "type": a.type,
+        "kinds": {kind: _each([one.kinds[kind] for one in accounts]) for kind in a.kinds},
+        "envelope": _each([one.envelope for one in accounts]),
+        "bytes": sum([one.nbytes for one in of]),
+        "raw_bytes": _each([one.raw_bytes for one in accounts]),
+        "useful": first.useful,
+        "purpose": a.purpose,
+        "incarnation": a.incarnation,
+        "phase": a.phase,
+        "attempt": a.attempt,
+    }
+    if a.final:
+        row["final"] = True
+    if a.counted:
+        row["count"] = a.count
+    if first.lost:
+        row["lost"] = True
+    if first.reason:
+        row["reason"] = first.reason
+    if first.staleness is not None:
+        row["staleness"] = _each([one.staleness or 0 for one in of])
+    if first.worker is not None:
+        row["worker"] = first.worker
+    return row
 
 
 def _each(values: Sequence[int]) -> int | Sequence[int]:

@@ -249,8 +249,9 @@ class Inbox:
         """
         key, size = message.key, message.size
         upload = self._uploads.pop(key)
-        body, file, path = upload.data, upload.file, self._path(key)
+        body, file, path = upload.data, upload.file, ""
         if file is not None:
+            path = self._path(key)
             if os.fstat(file).st_size != size:  # what was there before was longer
                 os.truncate(file, size)
             os.close(file)
@@ -376,7 +377,18 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
     asked for; with an evaluation behind it where the task asks for one.
     """
 
+    # By phase, purpose and whether an evaluation is within: a form that is as declared, where this
+    # depends on nothing else.
+    known: dict[tuple[int, str, bool], Sequence[Field]] = {}
+
     def check(key: Key, form: Sequence[Field], judge: bool) -> None:
+        which = key.phase, key.purpose, judge
+        if form != known.get(which):
+            compare(key, form, judge)
+            if not exp.sized_by_client:
+                known[which] = form
+
+    def compare(key: Key, form: Sequence[Field], judge: bool) -> None:
         kind: type[Payload]
         if key.purpose == "train":
             kind = exp.algorithm.exchanges[key.phase].up
@@ -424,7 +436,10 @@ def decoder(
         if key.purpose == "evaluate":
             return evaluation_in(exp, key.client, form, body, tested(key.client))
         kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
-        (form, body), (more, behind) = cut(form, body, len(kind.fields))
+        more: Sequence[Field] = ()  # the fields of an evaluation
+        behind = body  # their bytes
+        if len(form) > len(kind.fields):
+            (form, body), (more, behind) = cut(form, body, len(kind.fields))
         following: dict[str, torch.Tensor] = {}
         try:
             payload = exp.up.decode(

@@ -49,6 +49,7 @@ MAX_ELEMENTS = 1 << 40
 # (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
 _NO_FLOATS = torch.empty(0)
 _NO_INTEGERS = torch.empty(0, dtype=torch.int64)
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class Body:
@@ -448,8 +449,7 @@ def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) ->
     """
     if declared.form == "run":
         n, steps, loss = NUMBERS["run"].unpack(data)
-        # The mean of float32 losses lies within float32.
-        if n < 0 or steps < 0 or not abs(loss) <= torch.finfo(torch.float32).max:
+        if n < 0 or steps < 0 or not abs(loss) <= _FLOAT32_MAX:
             raise RemoteProtocolError(
                 f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
             )

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from fednet.journal.rows import together
 from fednet.records import reading
 from fednet.report import canvas, costs, figures, page
 from fednet.report.read import open_run
+from tests.books import together
 from tests.report.fake_run import jsonl, write
 from tests.report.fake_run import row as wire_row
 

@@ -149,8 +149,8 @@ def close_all(
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     """All frames of a message, or none: raises zmq.Again where they would have to wait."""
     for frame in frames[:-1]:
-        socket.send(frame, _MORE, copy=False)
-    socket.send(frames[-1], _NOW, copy=False)
+        socket.send(frame, _MORE, copy=len(frame) < COPY_BELOW_BYTES)
+    socket.send(frames[-1], _NOW, copy=len(frames[-1]) < COPY_BELOW_BYTES)
 
 
 def receive(socket: zmq.Socket[bytes], most: int = MAX_FRAMES) -> list[zmq.Frame]:
