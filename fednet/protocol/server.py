@@ -14,13 +14,13 @@ a task is sent once a hand-out. Who sends many messages that belong to nothing i
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids, as_text
+from fednet.protocol.assignment import Assignment
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
@@ -116,12 +116,8 @@ class ServerProtocol:
             int, bytes
         ] = {}  # ids that ask to join the run: over which connection
         self._explained: set[bytes] = set()  # connections that only read the configuration
-        self._last: dict[int, str] = {}  # client -> the worker of its last task
         self._leaving: list[TrackedTask] = []  # tasks whose clients go away
-        self._waiting: dict[int, TrackedTask] = {}  # by client
-        self._places = 0  # how many tasks were to be handed out
-        # By worker, "" for all: the waiting tasks of its clients in order. Some may wait no more.
-        self._queues: dict[str, deque[TrackedTask]] = {}
+        self._assignment = Assignment(self.roster)
         # By client, whose replies come in, in parts: those that may be granted more, and those of
         # which parts that were granted have not come.
         self._wanting: dict[int, TrackedTask] = {}
@@ -435,7 +431,7 @@ class ServerProtocol:
             self.roster.disconnect(old)
             self._restart_uploads(old)
         worker = self.roster.enter(conn, join, ids, user, self.now)
-        self._queues.pop(worker.name, None)  # it may host other clients now
+        self._assignment.hosts_others(worker)
         self._send(conn, self._welcome(sorted(ids), worker.session))
         self._note(
             "joined" if old is None else "rejoined",
@@ -817,67 +813,16 @@ class ServerProtocol:
             if last is not None and last.key.round == round:
                 attempt = last.key.attempt + 1
             key = Key(round, self.phase, attempt, spec.client, self.purpose)
-            self._places += 1
-            t = TrackedTask(spec, key, self._places, since=self.now)
-            self.tasks[spec.client] = self._waiting[spec.client] = t
+            t = self.tasks[spec.client] = TrackedTask(spec, key, since=self.now)
+            self._assignment.add(t)
             if spec.leaves is not None:
                 self._leaving.append(t)
-        self._queues.clear()
         self._assign()
 
     def _assign(self, only: ClientProcess | None = None) -> None:
-        """Hands waiting tasks to free workers, in their order. only: the one worker that has more
-        room now; this costs no look at the other tasks.
-        """
-        roster, waiting = self.roster, self._waiting
-        slots = roster.free_slots
-        if not slots or not waiting:
-            return
-        name = "" if only is None else only.name
-        queue = self._queues.get(name)
-        if queue is None:
-            clients = waiting if only is None else [c for c in only.ids if c in waiting]
-            tasks = sorted([waiting[c] for c in clients], key=lambda t: t.place)
-            queue = self._queues[name] = deque(tasks)
-        passed: list[TrackedTask] = []
-        while queue and roster.free_slots and (only is None or only.free):
-            t = queue.popleft()
-            if t.status is not TaskState.WAITING:
-                continue
-            # A task more than a worker has slots for waits in its queue, but never the last tasks.
-            worker = self._worker_for(t, ahead=len(waiting) > slots)
-            if worker is None:
-                passed.append(t)
-            else:
-                del waiting[t.spec.client]
-                self._hand(t, worker)
-        queue.extendleft(reversed(passed))
-
-    def _worker_for(self, t: TrackedTask, ahead: bool) -> ClientProcess | None:
-        """Who gets a task, of those that host its client: not one that failed at it, nor one that
-        lacks the state that it starts from, if there are others; among equally free ones the one
-        that has the client's data in memory. A bound task goes to the worker of its client's last
-        task, while that worker can do it. ahead: also a worker that has no slot free for it.
-        """
-        client = t.spec.client
-        hosts = list(self.roster.hosting.get(client, {}).values())
-        last = self.roster.workers.get(self._last.get(client, ""))
-        if (
-            t.spec.bound
-            and last is not None
-            and last.name not in t.refused_by
-            and client in last.ids - last.replaced
-        ):
-            hosts = [x for x in hosts if x is last]
-        elif len(hosts) > 1:
-            if t.spec.start:
-                hosts = [x for x in hosts if client not in x.lacks] or hosts
-            hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
-        more = 1 if ahead else 0
-        room = [x for x in hosts if len(x.queue) < x.slots + more]
-        return min(
-            room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name), default=None
-        )
+        """Hands waiting tasks to free workers, see `Assignment.pairs`."""
+        for t, worker in self._assignment.pairs(only):
+            self._hand(t, worker)
 
     def _hand(self, t: TrackedTask, worker: ClientProcess) -> None:
         assert worker.conn is not None
@@ -892,7 +837,6 @@ class ServerProtocol:
         worker.held.add(client)
         worker.did = "was asked for", client, t.key.round
         self.roster.recount(worker)
-        self._last[client] = worker.name
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = self.now
         faults = [] if t.faults_sent else list(spec.faults)
@@ -906,13 +850,17 @@ class ServerProtocol:
                 amount=f.amount,
                 worker=worker.name,
             )
-        task = msgspec.structs.replace(
-            message_of(spec, t.key),
+        task = message_of(
+            spec,
+            t.key,
+            self.run,
+            self.incarnation,
             keep=spec.keep,
             deadline_s=self.rules.deadline,
             faults=[*faults, *spec.pace],
         )
-        self._send(worker.conn, task, t.down.beside() if spec.body.size <= self.part else None)
+        beside = t.down.beside() if spec.body.size <= self.part else None
+        self._out.append(Send(worker.conn, task, beside))
 
     def _run_next(self, worker: ClientProcess, done: int | None = None) -> None:
         """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.
@@ -970,8 +918,7 @@ class ServerProtocol:
             t.change(event, TaskState.WAITING)
             if not same_attempt:
                 t.key = msgspec.structs.replace(t.key, attempt=t.key.attempt + 1)
-            self._waiting[t.spec.client] = t
-            self._queues.clear()
+            self._assignment.add(t)
 
     def _cancel(self, reason: str) -> None:
         for t in self.open():
@@ -982,7 +929,7 @@ class ServerProtocol:
         if t.status in WITH_WORKER:
             self._call_off(t)
         self._let_go(t, reason)
-        self._waiting.pop(t.spec.client, None)
+        self._assignment.remove(t.spec.client)
         t.change(event, TaskState.DROPPED)
         self._out.append(Resolved(t.key, reason))
 

@@ -102,7 +102,7 @@ class TrackedTask(msgspec.Struct, eq=False):
 
     spec: TaskSpec
     key: Key  # of the present attempt
-    place: int  # in the order in which tasks are handed out
+    place: int = 0  # in the order in which tasks are handed out, from 1 on
     status: TaskState = TaskState.WAITING
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last message about this task
@@ -137,11 +137,19 @@ class TrackedTask(msgspec.Struct, eq=False):
             self.reply, self.up, self.up_conn = None, None, b""
 
 
-def message_of(spec: TaskSpec, key: Key) -> m.Task:
-    """The task as it is announced, but for what is of one hand-out: run, inc, keep, deadline_s and
-    faults.
-    """
+def message_of(
+    spec: TaskSpec,
+    key: Key,
+    run: str,
+    incarnation: int,
+    keep: str = "",
+    deadline_s: float | None = None,
+    faults: Sequence[Fault] = (),
+) -> m.Task:
+    """The task as it is announced. keep, deadline_s, faults: of this hand-out."""
     return m.Task(
+        run=run,
+        inc=incarnation,
         key=key,
         form=list(spec.form),
         size=spec.body.size,
@@ -150,4 +158,7 @@ def message_of(spec: TaskSpec, key: Key) -> m.Task:
         state=spec.state,
         enrol=spec.enrol,
         judge=spec.judge,
+        keep=keep,
+        deadline_s=deadline_s,
+        faults=list(faults),
     )

@@ -118,7 +118,7 @@ def task_bytes(run: str, key: m.Key, spec: TaskSpec) -> int:
     """Returns the bytes of a task as the first server of the run sends it for the first time;
     without `keep`, which depends on the last checkpoint, and so on crashes.
     """
-    return crossing(structs.replace(message_of(spec, key), run=run, inc=1))
+    return crossing(message_of(spec, key, run, 1))
 
 
 def reply_bytes(reply: ReceivedReply) -> int:
