@@ -188,7 +188,9 @@ class Link:
         self.journal.note(Crossed(name, type, envelope, kinds, raw, whose, final=final))
         return name, envelope, kinds, raw
 
-    def _split(self, form: Sequence[m.Field], start: int, length: int) -> tuple[dict[str, int], int]:
+    def _split(
+        self, form: Sequence[m.Field], start: int, length: int
+    ) -> tuple[dict[str, int], int]:
         """See `split`; nobody changes what is returned."""
         last, nbytes, kinds, raw = self._last
         if start or length != nbytes or form != last:

@@ -33,7 +33,18 @@ from fednet.protocol.instructions import (
     Store,
     Stray,
 )
-from fednet.protocol.table import ENDED, WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
+from fednet.protocol.table import (
+    EFFECTS,
+    ENDED,
+    TASK,
+    WITH_WORKER,
+    Effect,
+    TaskEvent,
+    TaskState,
+    WorkerEvent,
+    WorkerState,
+    step,
+)
 from fednet.protocol.tasks import (
     DEATHS,
     LEFT,
@@ -163,7 +174,6 @@ class ServerProtocol:
         t = self._current(key)
         if t is None or t.status is not TaskState.ARRIVED:
             return []
-        t.change(TaskEvent.ACCEPTED)
         if evaluation:
             reason = f"its evaluation: {evaluation}"
             self._note_refused("reply", reason, t.worker, client=key.client, round=key.round)
@@ -172,7 +182,7 @@ class ServerProtocol:
             worker.lacks.discard(key.client)
             word = "evaluated" if key.purpose == "evaluate" else "answered for"
             worker.did = word, key.client, key.round
-        self._out.append(Resolved(key))
+        self._change(t, TaskEvent.ACCEPTED)
         return self._instructions()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
@@ -442,9 +452,9 @@ class ServerProtocol:
         unwanted = set(join.holding)
         for t in self._held(worker):
             if t.spec.client not in ids:
-                self._take_back(t, TaskEvent.LOST, "lost")
+                self._take_back(t, TaskEvent.MISSING, "lost")
             elif t.key not in unwanted:
-                self._take_back(t, TaskEvent.LOST, "lost", same_attempt=True)
+                self._take_back(t, TaskEvent.MISSING, "lost", same_attempt=True)
             else:
                 unwanted.discard(t.key)
         # Of an earlier server's tasks this one may ask again.
@@ -571,8 +581,7 @@ class ServerProtocol:
         """Its connection is closed: when it is back, its replies are announced again."""
         for t in self._held(worker):
             if t.status is TaskState.ARRIVING:
-                self._out.append(Spend(t.up_conn, "up", t.key, "cut short"))
-                t.change(TaskEvent.RESTARTED)
+                self._change(t, TaskEvent.RESTARTED, "cut short")
 
     def _replace(self, gone: ClientProcess, ids: Collection[int]) -> None:
         """Other workers are ready for these clients of a worker that is away, and get its tasks."""
@@ -586,7 +595,6 @@ class ServerProtocol:
         """
         lost = [(t, died and t.running) for t in self._held(worker) if t.spec.client in clients]
         for t, running in lost:
-            self._call_off(t)
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
 
     # -- from a worker: each returns why the message belongs to nothing that is under way, or "" ---
@@ -686,16 +694,15 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"
-        t.change(TaskEvent.ANNOUNCED)
+        self._change(t, TaskEvent.ANNOUNCED)
         t.run(self.now)  # though one before it was dropped without a word, and seems to
         t.reply, t.up_conn, t.heard = reply, conn, self.now
         leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
-        self._run_next(worker, key.client)
         if reply.size == 0 or (body is not None and len(body) == reply.size):
             self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
-            self._whole(t, worker, reply)
+            self._whole(t, reply)
         elif body is None:  # else it was cut, as planned
             self._wanting[key.client] = t
             self._grant()
@@ -719,15 +726,14 @@ class ServerProtocol:
         t.heard = self.now
         self._out.append(Store(part.key, start, body, t.reply.size))
         if t.up.whole:
-            self._whole(t, self.roster.by_conn[conn], t.reply)
+            self._whole(t, t.reply)
         else:
             self._wanting.setdefault(part.key.client, t)
         self._grant()
         return ""
 
-    def _whole(self, t: TrackedTask, worker: ClientProcess, reply: m.Reply) -> None:
-        t.change(TaskEvent.WHOLE)
-        worker.held.discard(t.spec.client)
+    def _whole(self, t: TrackedTask, reply: m.Reply) -> None:
+        self._change(t, TaskEvent.WHOLE)
         taken_s = self.now - t.since
         self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn))
 
@@ -794,7 +800,7 @@ class ServerProtocol:
             if others:
                 self._take_back(t, TaskEvent.LACKED, "its state is elsewhere")
             else:
-                self._drop(t, TaskEvent.LACKED, reason)
+                self._change(t, TaskEvent.LACKED, reason, TaskState.DROPPED)
         else:
             what = "damaged" if failed.again else "failed"
             self._refuse_task(t, failed.reason, failed.again, what)
@@ -827,7 +833,7 @@ class ServerProtocol:
     def _hand(self, t: TrackedTask, worker: ClientProcess) -> None:
         assert worker.conn is not None
         spec, client = t.spec, t.spec.client
-        t.change(TaskEvent.ASSIGNED)
+        self._change(t, TaskEvent.ASSIGNED)
         t.worker, t.conn = worker.name, worker.conn
         until = None  # bytes of the task that cross before its client goes away
         if spec.leaves is not None and spec.leaves.down is not None:
@@ -879,9 +885,6 @@ class ServerProtocol:
         self, t: TrackedTask, reason: str, again: bool = True, what: str = "refused"
     ) -> None:
         """Records a useless reply as wasted. The task is handed out again, a few times at most."""
-        if t.up_conn:
-            self._out.append(Spend(t.up_conn, "up", t.key, what))
-            t.up_conn = b""
         t.refusals += 1
         t.refused_by.add(t.worker)
         if (worker := self.roster.workers.get(t.worker)) is not None:
@@ -890,11 +893,10 @@ class ServerProtocol:
         if what == "refused":
             event = TaskEvent.REFUSED
             self._note_refused("reply", reason, t.worker, client=t.key.client, round=t.key.round)
-            self._call_off(t)  # its worker may still wait to be asked for the rest
         if again and t.refusals < TRIES:
-            self._take_back(t, event, "given out again")
+            self._take_back(t, event, "given out again", reply=what)
         else:
-            self._drop(t, event, f"{what}: {reason}")
+            self._change(t, event, f"{what}: {reason}", TaskState.DROPPED, reply=what)
         self._assign()
 
     def _take_back(
@@ -904,51 +906,63 @@ class ServerProtocol:
         reason: str,
         same_attempt: bool = False,
         died: bool = False,
+        reply: str = "",
     ) -> None:
-        """Takes a task from its worker, to be handed out again. What crossed for it is wasted.
-        died: its worker was lost while running it, perhaps because of it.
+        """Takes a task from its worker, to be handed out again if it can be. died: its worker was
+        lost while running it, perhaps because of it. reason, reply: see `_change`.
         """
         t.deaths += died
         if t.spec.lost:
-            self._drop(t, event, f"lost: {t.spec.lost}")
+            self._change(t, event, f"lost: {t.spec.lost}", TaskState.DROPPED, reply)
         elif t.deaths >= DEATHS:
-            self._drop(t, event, f"failed: its worker was lost {DEATHS} times at this task")
+            why = f"failed: its worker was lost {DEATHS} times at this task"
+            self._change(t, event, why, TaskState.DROPPED, reply)
         else:
-            self._let_go(t, reason)
-            t.change(event, TaskState.WAITING)
+            self._change(t, event, reason, TaskState.WAITING, reply)
             if not same_attempt:
                 t.key = msgspec.structs.replace(t.key, attempt=t.key.attempt + 1)
-            self._assignment.add(t)
+
+    def _change(
+        self,
+        t: TrackedTask,
+        event: TaskEvent,
+        reason: str = "",
+        to: TaskState | None = None,
+        reply: str = "",
+    ) -> None:
+        """Changes a task's state, and does what follows from it by the table. reason: why what
+        crossed for it is of no use, and why it was dropped; reply: why its reply is of no use, if
+        not for that reason. to: which state, if the event can lead to several.
+        """
+        state, client = t.status, t.spec.client
+        worker = self.roster.workers.get(t.worker)
+        following = step(TASK, state, event, to)
+        for effect in EFFECTS[state, event, following]:
+            if effect is Effect.CALL_OFF:
+                if worker is not None and worker.conn is not None:
+                    self._send(worker.conn, m.Cancel(key=t.key))
+            elif effect is Effect.SPEND_DOWN:
+                if t.conn:
+                    self._out.append(Spend(t.conn, "down", t.key, reason))
+            elif effect is Effect.SPEND_UP:
+                if t.up_conn:
+                    self._out.append(Spend(t.up_conn, "up", t.key, reply or reason))
+            elif effect is Effect.RELEASE:
+                if worker is not None:
+                    worker.held.discard(client)
+            elif effect is Effect.FREE:
+                if worker is not None:
+                    self._run_next(worker, client)
+            elif effect is Effect.WAIT:
+                self._assignment.add(t)
+            elif effect is Effect.RESOLVE:
+                self._assignment.remove(client)
+                self._out.append(Resolved(t.key, reason))
+        t.become(following)
 
     def _cancel(self, reason: str) -> None:
         for t in self.open():
-            self._drop(t, TaskEvent.CANCELLED, reason)
-
-    def _drop(self, t: TrackedTask, event: TaskEvent, reason: str) -> None:
-        """The client does not take part in this phase any more."""
-        if t.status in WITH_WORKER:
-            self._call_off(t)
-        self._let_go(t, reason)
-        self._assignment.remove(t.spec.client)
-        t.change(event, TaskState.DROPPED)
-        self._out.append(Resolved(t.key, reason))
-
-    def _call_off(self, t: TrackedTask) -> None:
-        """Tells the worker of a task to stop with it."""
-        worker = self.roster.workers.get(t.worker)
-        if worker is not None and worker.conn is not None:
-            self._send(worker.conn, m.Cancel(key=t.key))
-
-    def _let_go(self, t: TrackedTask, reason: str) -> None:
-        """Records what crossed as wasted, and frees the worker's slot."""
-        if t.conn:
-            self._out.append(Spend(t.conn, "down", t.key, reason))
-        if t.up_conn:
-            self._out.append(Spend(t.up_conn, "up", t.key, reason))
-        worker = self.roster.workers.get(t.worker)
-        if worker is not None:
-            worker.held.discard(t.spec.client)
-            self._run_next(worker, t.spec.client)
+            self._change(t, TaskEvent.CANCELLED, reason)
 
     # -- how long the server waits -----------------------------------------------------------------
     def _depart(self) -> None:
@@ -964,7 +978,7 @@ class ServerProtocol:
             else:
                 gone = False
             if gone:
-                self._drop(t, TaskEvent.LEFT, LEFT)
+                self._change(t, TaskEvent.LEFT, LEFT)
 
     def _expire(self) -> None:
         """Takes back, or drops, tasks for which the server has waited long enough."""
@@ -979,12 +993,12 @@ class ServerProtocol:
                 latest = t.since + deadline
             end, why = end_of(math.inf, leaves, latest)
             if self.now >= end and t.status is not TaskState.ARRIVED:
-                self._drop(t, TaskEvent.LEFT if why == LEFT else TaskEvent.DEADLINE, why)
+                self._change(t, TaskEvent.LEFT if why == LEFT else TaskEvent.DEADLINE, why)
             elif running:
                 if t.spec.lost and self._too_long(t.heard, self.rules.closed):
                     # A planned fault: the worker goes on with its other clients.
-                    self._drop(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
+                    self._change(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
             elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:
                 until, why = self.roster.missed(t.spec.client, t.since, self.rules.join)
                 if until is not None and self.now >= until:
-                    self._drop(t, TaskEvent.ABSENT, why)
+                    self._change(t, TaskEvent.ABSENT, why)

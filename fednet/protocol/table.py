@@ -203,6 +203,7 @@ class TaskEvent(_Named):
     FAILED = "failed"
     LACKED = "its worker lacks a state or the base model"
     LOST = "its worker lost"
+    MISSING = "its worker came back without it"
     REVOKED = "its key revoked"
     DEADLINE = "deadline"
     SILENCED = "planned loss"
@@ -219,6 +220,7 @@ _WITH_WORKER = {
     TaskEvent.FAILED: _AGAIN,
     TaskEvent.LACKED: _AGAIN,
     TaskEvent.LOST: _AGAIN,
+    TaskEvent.MISSING: _AGAIN,
     TaskEvent.REVOKED: _AGAIN,
     TaskEvent.DEADLINE: _DROPPED,
     TaskEvent.SILENCED: _DROPPED,
@@ -248,6 +250,52 @@ TASK: Table[TaskState, TaskEvent] = {
 }
 ENDED = (TaskState.DONE, TaskState.DROPPED)
 WITH_WORKER = (TaskState.HANDED, TaskState.ARRIVING)
+
+
+class Effect(_Named):
+    """What is done where a task's state changes, in this order."""
+
+    CALL_OFF = "its worker is told to stop"
+    SPEND_UP = "what crossed of the reply is of no use"
+    SPEND_DOWN = "what crossed of the task is of no use"
+    RELEASE = "its worker has no part in it any more"
+    FREE = "its worker has room for another"
+    WAIT = "it waits for a worker"
+    RESOLVE = "the rounds are told"
+
+
+# Its worker does not know that the task is over, or waits to be asked for the rest of a reply.
+_CALLED_OFF = {
+    TaskEvent.REFUSED: (*WITH_WORKER, TaskState.ARRIVED),
+    TaskEvent.LOST: WITH_WORKER,
+    TaskEvent.DEADLINE: WITH_WORKER,
+    TaskEvent.SILENCED: WITH_WORKER,
+    TaskEvent.LEFT: WITH_WORKER,
+    TaskEvent.CANCELLED: WITH_WORKER,
+}
+_BACK = (Effect.SPEND_UP, Effect.SPEND_DOWN, Effect.RELEASE, Effect.FREE)
+_FOLLOWS: Mapping[TaskState, Mapping[TaskEvent, tuple[Effect, ...]]] = {
+    TaskState.HANDED: {TaskEvent.RESTARTED: (Effect.SPEND_UP,)},
+    TaskState.ARRIVING: {TaskEvent.ANNOUNCED: (Effect.FREE,)},
+    TaskState.ARRIVED: {TaskEvent.WHOLE: (Effect.RELEASE,)},
+    TaskState.DONE: {TaskEvent.ACCEPTED: (Effect.RESOLVE,)},
+    TaskState.WAITING: dict.fromkeys(TaskEvent, (*_BACK, Effect.WAIT)),
+    TaskState.DROPPED: dict.fromkeys(TaskEvent, (*_BACK, Effect.RESOLVE)),
+}
+
+
+def _effects(state: TaskState, event: TaskEvent, to: TaskState) -> tuple[Effect, ...]:
+    first = (Effect.CALL_OFF,) if state in _CALLED_OFF.get(event, ()) else ()
+    return (*first, *_FOLLOWS[to].get(event, ()))
+
+
+# By state, event, and the state that follows.
+EFFECTS: Mapping[tuple[TaskState, TaskEvent, TaskState], tuple[Effect, ...]] = {
+    (state, event, to): _effects(state, event, to)
+    for state, events in TASK.items()
+    for event, following in events.items()
+    for to in following
+}
 
 # By name. The first state of each is the one in which it begins.
 TABLES: dict[str, Table[Any, Any]] = {

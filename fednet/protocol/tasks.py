@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fednet.protocol.table import TASK, TaskEvent, TaskState, step
+from fednet.protocol.table import TaskState
 from fednet.protocol.transfers import Receiving, Sending
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -127,9 +127,9 @@ class TrackedTask(msgspec.Struct, eq=False):
             self.running = True
             self.since = self.heard = now
 
-    def change(self, event: TaskEvent, to: TaskState | None = None) -> None:
-        """Changes the state by the table. to: which one, if the event can lead to several."""
-        self.status = step(TASK, self.status, event, to)
+    def become(self, state: TaskState) -> None:
+        """The task is in another state, and what belongs to the one before is forgotten."""
+        self.status = state
         if self.status in (TaskState.WAITING, TaskState.DROPPED):
             self.worker, self.conn, self.running = "", b"", False
             self.down = None
