@@ -41,7 +41,7 @@ from fednet.training.loop import Descent
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content, cut
+from fednet.wire.codec import Body, Compression, Content, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import Payload, Run, tensors_of, weights_of
 
@@ -300,16 +300,15 @@ class Worker:
                         up = method.masked(key.phase, up, down, x, host)
 
                     turn("encoding")
-                    encoded = exp.up.encode(
-                        up,
+                    how = Compression(
                         lambda name: seeds.rng(
                             config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
                         ),
-                        past.next,
+                        Memory(past.next, past.next, f"{key.phase}/"),
+                        dataclasses.replace(past, field=f"{key.phase}/"),
                         reference,
-                        past=dataclasses.replace(past, field=f"{key.phase}/"),
-                        stay=here,
                     )
+                    encoded = exp.up.encode(up, how, stay=here)
                     form = encoded.form
                     sent = encoded.body.copied()
                     if task.judge and main:

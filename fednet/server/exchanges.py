@@ -46,7 +46,8 @@ from fednet.server.setup import Setup
 from fednet.server.sources import Asked, Event, RealTime, SimulatedTime, Source, collect
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
-from fednet.wire.codec import Body, cut
+from fednet.wire.codec import Body, Compression, cut
+from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Key
 from fednet.wire.payload import weights_of
 
@@ -149,15 +150,14 @@ class Exchanges:
         if last is not None and same and not exp.down.shared:
             _, encoded, spec.check = last
         else:
-            encoded = exp.down.encode(
-                down,
+            how = Compression(
                 lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
-                exchange.residuals,
+                Memory(exchange.residuals, exchange.residuals, f"{index}/"),
+                exchange.past(client, "down"),
                 exp.agreed,
                 exchange.cache,
-                slot=f"{index}/",
-                past=exchange.past(client, "down"),
             )
+            encoded = exp.down.encode(down, how)
             spec.check = encoded.body.check()
             exchange.last = down, encoded, spec.check
         spec.form, spec.body = encoded.form, encoded.body

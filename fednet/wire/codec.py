@@ -168,6 +168,27 @@ Cache = dict[str, tuple[Tensors, bytes, torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
+class Compression:
+    """What the compression of a message takes beside the message."""
+
+    rng: Callable[[str], np.random.Generator] | None = None
+    """By a field's name, where its draws come from."""
+    errors: Memory | None = None
+    """What earlier messages left out, which is fed back where the sender alone remembers. It is
+    read and rewritten.
+    """
+    past: Memory = NO_PAST
+    """What the receiver remembers too, where a chain needs it."""
+    reference: Tensors | None = None
+    """The state that both ends have: a lossily compressed state is sent as a difference to it."""
+    cache: Cache | None = None
+    """What was compressed already of a broadcast, which all its clients share."""
+
+
+PLAIN = Compression()
+
+
+@dataclass(frozen=True)
 class Codec:
     """Encodes and decodes payloads of one direction."""
 
@@ -213,23 +234,9 @@ class Codec:
         return reference.vector.cpu()
 
     # -- encoding ----------------------------------------------------------------------------------
-    def encode(
-        self,
-        payload: Payload,
-        rng: Callable[[str], np.random.Generator] | None = None,
-        residuals: dict[str, torch.Tensor] | None = None,
-        reference: Tensors | None = None,
-        cache: Cache | None = None,
-        slot: str = "",
-        past: Memory = NO_PAST,
-        stay: bool = False,
-    ) -> Encoded:
-        """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
-        and its field's name, so that the exchanges of a round keep apart; `reference`: the state
-        that a lossily compressed state is sent as a difference to; `cache`: what was compressed
-        already of a broadcast, which all its clients share; `past`: what the receiver remembers
-        too, where a chain needs it. stay: tensors may stay on a GPU, for a receiver in this
-        process.
+    def encode(self, payload: Payload, how: Compression = PLAIN, stay: bool = False) -> Encoded:
+        """Encodes a payload. how: what its compression takes beside it. stay: tensors may stay on a
+        GPU, for a receiver in this process.
         """
         form: list[Field] = []
         values: list[Buffer | Tensors] = []
@@ -237,67 +244,57 @@ class Codec:
         for name, field in payload.fields.items():
             value = getattr(payload, name)
             seen[name] = value
-            parts: list[tuple[str, str, list[int]]] = []
-            raw = None  # the bytes before compression; None: as many as are sent
             layout = self.layouts.get(field.form)
-            if layout is not None:
-                part = value
-                if value.layout != layout:
-                    if value.layout.parameters != layout.parameters:
-                        raise LocalProtocolError(
-                            "a payload's tensors must have the layout of what is sent"
-                        )
-                    part = value.params
-                    if layout != layout.parameters:
-                        part = Tensors.zeros(layout, value.device).with_vector(value.vector)
-                chain = self.chains.get(field.kind)
-                if not stay or chain is not None:
-                    part = part.to("cpu")
-                if chain is None:
-                    form.append(Field(name, field.kind, layout.nbytes, layout.nbytes, parts))
-                    values.append(part)
-                    continue
-                raw = layout.nbytes
-                feedback = chain.feedback if chain.shared else None
-                memory = None if feedback is None else past.of(name)
-                mark = name
-                if feedback is not None and memory is not None:
-                    mark = f"{name}/{feedback.said(memory).hex()}"
-                # The cache holds the value: an identity alone could be a later one's.
-                known = cache.get(mark) if cache is not None else None
-                if known is not None and known[0] is value:
-                    _, data, decoded, arrived = known
-                    if feedback is not None and memory is not None:
-                        feedback.again(arrived, memory)
-                else:
-                    # A broadcast feeds one error back, that of the value which all share; a value
-                    # of one client's own has none.
-                    if memory is None and residuals is not None and known is None:
-                        memory = Memory(residuals, residuals, (slot or past.field) + name)
-                    base = self.base(field.kind, reference)
-                    wanted = part.vector if base is None else part.vector - base
-                    draws = rng(name) if rng else np.random.default_rng(0)
-                    data, arrived = chain.send(wanted, draws, memory)
-                    decoded = arrived if base is None else base + arrived
-                    if cache is not None:
-                        cache.setdefault(mark, (value, data, decoded, arrived))
-                seen[name] = value.to("cpu").with_vector(decoded)
-                arrays = [memoryview(data), _raw(part.buffers), _raw(part.counters)]
-            elif field.form in NUMBERS:
-                arrays = [memoryview(pack_number(field.form, value))]
-            else:
-                if field.form != "samples":
-                    named = {"": value}
-                elif isinstance(value.x, dict):
-                    named = {**{f"x.{key}": x for key, x in value.x.items()}, "y": value.y}
-                else:
-                    named = {"x": value.x, "y": value.y}
-                parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
-                arrays = [_raw(v) for v in named.values()]
-            size = sum(map(len, arrays))
-            values.append(arrays[0] if len(arrays[0]) == size else b"".join(arrays))
-            form.append(Field(name, field.kind, size, size if raw is None else raw, parts))
+            if layout is None:
+                data, parts = _packed(field.form, value)
+                values.append(data)
+                form.append(Field(name, field.kind, len(data), len(data), parts))
+                continue
+            part = _with_layout(value, layout)
+            chain = self.chains.get(field.kind)
+            if not stay or chain is not None:
+                part = part.to("cpu")
+            if chain is None:
+                values.append(part)
+                form.append(Field(name, field.kind, layout.nbytes, layout.nbytes, []))
+                continue
+            compressed, decoded = self._compress(name, field.kind, chain, value, part, how)
+            seen[name] = value.to("cpu").with_vector(decoded)
+            data = _joined([memoryview(compressed), _raw(part.buffers), _raw(part.counters)])
+            values.append(data)
+            form.append(Field(name, field.kind, len(data), layout.nbytes, []))
         return Encoded(tuple(form), Body(values), type(payload)(**seen))
+
+    def _compress(
+        self, name: str, kind: str, chain: Chain, value: Tensors, part: Tensors, how: Compression
+    ) -> tuple[bytes, torch.Tensor]:
+        """Returns the bytes of a field's vector, and the vector as the receiver will have it.
+        part: what crosses of the value.
+        """
+        feedback = chain.feedback if chain.shared else None
+        memory = None if feedback is None else how.past.of(name)
+        mark = name
+        if feedback is not None and memory is not None:
+            mark = f"{name}/{feedback.said(memory).hex()}"
+        # The cache holds the value: an identity alone could be a later one's.
+        known = None if how.cache is None else how.cache.get(mark)
+        if known is not None and known[0] is value:
+            _, data, decoded, arrived = known
+            if feedback is not None and memory is not None:
+                feedback.again(arrived, memory)
+            return data, decoded
+        # A broadcast feeds one error back, that of the value which all share; a value of one
+        # client's own has none.
+        if memory is None and how.errors is not None and known is None:
+            memory = how.errors.of(name)
+        base = self.base(kind, how.reference)
+        wanted = part.vector if base is None else part.vector - base
+        draws = np.random.default_rng(0) if how.rng is None else how.rng(name)
+        data, arrived = chain.send(wanted, draws, memory)
+        decoded = arrived if base is None else base + arrived
+        if how.cache is not None:
+            how.cache.setdefault(mark, (value, data, decoded, arrived))
+        return data, decoded
 
     # -- checking ----------------------------------------------------------------------------------
     def check(
@@ -423,6 +420,42 @@ def not_finite(initial: Tensors) -> frozenset[str]:
     """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
+
+
+def _with_layout(value: Tensors, layout: Layout) -> Tensors:
+    """Returns what crosses of a value in a field of that layout: without buffers, or with zeros in
+    place of those that it does not have. Raises LocalProtocolError for other parameters.
+    """
+    if value.layout == layout:
+        return value
+    if value.layout.parameters != layout.parameters:
+        raise LocalProtocolError("a payload's tensors must have the layout of what is sent")
+    if layout == layout.parameters:
+        return value.params
+    return Tensors.zeros(layout, value.device).with_vector(value.vector)
+
+
+def _packed(form: str, value: Any) -> tuple[Buffer, list[tuple[str, str, list[int]]]]:
+    """Returns the bytes of a field other than tensors, and name, dtype and shape of each array that
+    they are of.
+    """
+    if form in NUMBERS:
+        return memoryview(pack_number(form, value)), []
+    if form != "samples":
+        named = {"": value}
+    elif isinstance(value.x, dict):
+        named = {**{f"x.{key}": x for key, x in value.x.items()}, "y": value.y}
+    else:
+        named = {"x": value.x, "y": value.y}
+    parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
+    return _joined([_raw(v) for v in named.values()]), parts
+
+
+def _joined(arrays: list[memoryview]) -> Buffer:
+    """Returns bytes one behind the other, without a copy where all are in the first."""
+    if len(arrays[0]) == sum(map(len, arrays)):
+        return arrays[0]
+    return b"".join(arrays)
 
 
 def _raw(values: torch.Tensor) -> memoryview:

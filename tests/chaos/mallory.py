@@ -17,7 +17,7 @@ from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
-from fednet.wire.codec import Encoded
+from fednet.wire.codec import Compression, Encoded
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from fednet.wire.payload import Run
 
@@ -92,7 +92,9 @@ def reply(exp: Experiment, key: m.Key, weight: float) -> tuple[m.Reply, bytes]:
     x = Tensors.zeros(exp.shared)
     x.vector[3] = weight
     values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
-    return packed(key, exp.up.encode(up(**values), lambda name: np.random.default_rng(0)))
+    return packed(
+        key, exp.up.encode(up(**values), Compression(lambda name: np.random.default_rng(0)))
+    )
 
 
 def packed(key: m.Key, encoded: Encoded) -> tuple[m.Reply, bytes]:

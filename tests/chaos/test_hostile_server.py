@@ -24,6 +24,7 @@ from fednet.files import digest
 from fednet.secagg import SecureServer
 from fednet.secagg.server import Gathered
 from fednet.wire import messages as m
+from fednet.wire.codec import Compression
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Liar
 
@@ -106,7 +107,7 @@ def refused(server: Liar, state: Path, **more) -> str:
 
 def message(exp, key: m.Key, down, **more) -> tuple[m.Task, bytes]:
     """Return the task that sends `down`, and its body."""
-    encoded = exp.down.encode(down, lambda name: np.random.default_rng(0))
+    encoded = exp.down.encode(down, Compression(lambda name: np.random.default_rng(0)))
     body = bytes(encoded.body.whole())
     form, check = list(encoded.form), encoded.body.check()
     return m.Task(key=key, form=form, size=len(body), check=check, **more), body

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fednet import proc
 from fednet.client.books import Book
 from fednet.errors import CannotGoOn, ConfigError, refused
 from fednet.experiment import lock
@@ -64,13 +63,6 @@ def test_what_a_killed_process_held_is_free(tmp_path, other):
     with lock.holding(tmp_path / "run"):
         assert lock.read(tmp_path / "run" / "lock").pid == os.getpid()
     assert not (tmp_path / "run").exists()
-
-
-def test_a_process_that_has_ended_and_was_not_waited_for_does_not_run():
-    with subprocess.Popen(["true"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not proc.running(process.pid)
-    assert proc.running(os.getpid())
 
 
 def test_a_lock_that_could_not_be_written_is_held_by_nobody(tmp_path, monkeypatch):

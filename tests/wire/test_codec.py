@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Codec, not_finite
+from fednet.wire.codec import Body, Codec, Compression, not_finite
 from fednet.wire.compress import parse
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import (
@@ -118,7 +118,8 @@ def same(a, b) -> bool:
 def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, samples, many, diff):
     codec = Codec(LAYOUT, chained(items), buffers)
     payload, reference = everything(seed, samples, many), tensors(99) if diff else None
-    encoded = codec.encode(payload, lambda name: np.random.default_rng(seed), {}, reference)
+    how = Compression(lambda name: np.random.default_rng(seed), Memory({}, {}), reference=reference)
+    encoded = codec.encode(payload, how)
     codec.check(Everything, encoded.form, BOUNDS)
     for f in encoded.form[:5] if "zstd" not in items else ():
         declared = Everything.fields[f.name]
@@ -158,7 +159,7 @@ def test_cache_does_not_take_another_clients_tensors_for_these():
     codec = Codec(LAYOUT, {"state": parse(["fp16"])})
     cache: dict = {}
     for seed in range(50):  # each value is gone when the next one is made, and its address is free
-        encoded = codec.encode(Down(x=tensors(seed)), None, None, None, cache)
+        encoded = codec.encode(Down(x=tensors(seed)), Compression(cache=cache))
         assert torch.equal(encoded.seen.x.vector, tensors(seed).vector.half().float())
 
 
@@ -166,14 +167,14 @@ def test_broadcast_is_compressed_once():
     codec, cache = Codec(LAYOUT, {"state": parse(["qsgd(4)"])}), {}
     down = Down(x=tensors(1))
     rng = np.random.default_rng(0)
-    one, two = (codec.encode(down, lambda name: rng, None, None, cache) for _ in range(2))
+    one, two = (codec.encode(down, Compression(lambda name: rng, cache=cache)) for _ in range(2))
     assert bytes(one.body.whole()) == bytes(two.body.whole())
     assert torch.equal(one.seen.x.vector, two.seen.x.vector)
     # and remembered for each client, where both ends remember
     codec, cache = Codec(LAYOUT, {"state": parse(["delta", "topk(0.5)"])}), {}
     clients = [Memory({}, {}), Memory({}, {})]
     for memory in clients:
-        codec.encode(down, cache=cache, past=memory)
+        codec.encode(down, Compression(cache=cache, past=memory))
     assert len(cache) == 1
     assert torch.equal(clients[1].next["x/h"], clients[0].next["x/h"])
 
@@ -312,9 +313,8 @@ def test_truth_value_of_another_byte_is_refused():
 @given(data=st.data())
 def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, data):
     codec = Codec(LAYOUT, chained(items))
-    encoded = codec.encode(
-        everything(data.draw(st.integers(0, 5))), lambda name: np.random.default_rng(0), {}
-    )
+    how = Compression(lambda name: np.random.default_rng(0), Memory({}, {}))
+    encoded = codec.encode(everything(data.draw(st.integers(0, 5))), how)
     body = bytearray(encoded.body.whole())
     for _ in range(data.draw(st.integers(0, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -377,7 +377,8 @@ def first(*values: float) -> Tensors:
 
 def test_a_compressed_state_is_sent_as_the_difference_to_what_both_have():
     codec, reference = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(1, 2, 4, 4)
-    encoded = codec.encode(Down(x=first(1, 2, 3, 9)), residuals={}, reference=reference)
+    how = Compression(errors=Memory({}, {}), reference=reference)
+    encoded = codec.encode(Down(x=first(1, 2, 3, 9)), how)
     # Of the differences 0, 0, -1 and 5 the largest.
     assert encoded.seen.x.vector.tolist()[:4] == [1, 2, 4, 9]
 
@@ -386,7 +387,8 @@ def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_anoth
     """0.1 - 3e7 + 3e7 is 0 in float32."""
     codec, reference = Codec(LAYOUT, {"state": parse(["zstd"])}), first(3e7, -0.0)
     x = first(0.1, 0.0, 1e-40)
-    encoded = codec.encode(Down(x=x), residuals={}, reference=reference)
+    how = Compression(errors=Memory({}, {}), reference=reference)
+    encoded = codec.encode(Down(x=x), how)
     found = codec.decode(Down, encoded.form, encoded.body.whole(), reference)
     assert same(found.x, x)
     assert same(encoded.seen.x, x)
@@ -395,8 +397,9 @@ def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_anoth
 def test_residuals_of_exchanges_keep_apart_and_of_a_broadcast_the_shared_value_alone_has_one():
     codec, shared = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(3, 4)
 
-    def sent(x, residuals, **more):
-        found = codec.encode(Down(x=x), residuals=residuals, **more)
+    def sent(x, residuals, slot="", cache=None):
+        errors = Memory(residuals, residuals, slot)
+        found = codec.encode(Down(x=x), Compression(errors=errors, cache=cache))
         return found.seen.x.vector.tolist()[:2]
 
     residuals: dict[str, torch.Tensor] = {}
