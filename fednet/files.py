@@ -221,9 +221,12 @@ _CHECK = b',"check":"'
 _TAIL_BYTES = len(_CHECK) + 16 + 2
 
 
+Digest = xxhash.xxh3_128  # XXH3-128: `update` with each segment in order, then `digest`
+
+
 def digest(segments: Iterable[Buffer]) -> bytes:
     """Returns XXH3-128 (16 bytes) over all segments in order."""
-    whole = xxhash.xxh3_128()
+    whole = Digest()
     for segment in segments:
         whole.update(segment)
     return whole.digest()

@@ -125,9 +125,9 @@ class Registry:
 
     def own(self) -> dict[str, Part]:
         """Returns the parts that are not fednet's: of loaded files and of installed packages."""
-        names = {*self._known(), *(e.name for e in self.index().values() if not _shipped(e.module))}
+        names = {*self._known(), *(e.name for e in self.index().values() if not shipped(e.module))}
         found = {name: self.get(name) for name in sorted(names)}
-        return {name: part for name, part in found.items() if not _shipped(part.__module__)}
+        return {name: part for name, part in found.items() if not shipped(part.__module__)}
 
     def entries(self) -> list[Entry]:
         """Returns an entry for each part, sorted by name. Imports nothing."""
@@ -172,7 +172,8 @@ class Registry:
                 yield f"{self.package}.{path.stem}", path.read_text(encoding="utf-8")
 
 
-def _shipped(module: str) -> bool:
+def shipped(module: str) -> bool:
+    """Returns whether a module is one of fednet's own."""
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 

@@ -536,7 +536,7 @@ class ClientLoop:
             if self._wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
-        work: Work = partial(worker.work, task, given.body)
+        work: Work = partial(worker.work, task, given.body, check=given.check)
         if faults is not None:
             work = faults.around(work, partial(self._crash, given))
         try:

@@ -22,7 +22,7 @@ from fednet.config.schema import SITE
 from fednet.data.raw import Raw
 from fednet.data.reading import read
 from fednet.plain import JsonDict
-from fednet.registry import dataset
+from fednet.registry import dataset, shipped
 
 ALIGNED = 64  # bytes: where an array begins
 
@@ -83,7 +83,7 @@ def begin(config: Config, root: Path | None) -> None:
             config.seed,
             with_test(config),
         )
-        if dataset.get(wanted.name).__module__.partition(".")[0] == "fednet":
+        if shipped(dataset.get(wanted.name).__module__):
             _write(wanted, wanted.read(), memory)
             status = 0
     finally:  # the parent meets the error again, and reports it

@@ -282,7 +282,7 @@ def build_to_share(config: Config, root: Path | None) -> None:
         if (
             config.data.dataset != "site"
             and not config.load
-            and all(part.__module__.partition(".")[0] == "fednet" for part in named)
+            and all(registry.shipped(part.__module__) for part in named)
         ):
             # OpenMP must have no threads, which do not survive a fork.
             torch.set_num_threads(1)

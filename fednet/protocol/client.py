@@ -16,6 +16,7 @@ import msgspec
 from fednet import capacity
 from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
+from fednet.files import Digest
 from fednet.protocol.instructions import Stray as Stray
 from fednet.protocol.table import (
     CLIENT,
@@ -64,6 +65,8 @@ class Given:
 
     task: m.Task
     body: Content
+    check: bytes | None = None
+    """The digest of a payload that came in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class HeldTask:
     state: ClientTaskState = ClientTaskState.GONE
     window: Receiving | None = None
     """Of a payload that is coming; None before it is asked for."""
+    digest: Digest | None = None
+    """Of the parts in `body`: each is added as it comes, while it is in the processor's cache."""
     shared: bool = False
     """`body` is the equal payload of another task, so what comes is not kept."""
     earlier: bool = False
@@ -465,7 +470,7 @@ class ClientProtocol:
         for other in self._tasks.values():
             here = other.shared or other.state is ClientTaskState.WORKING
             if here and other.body and task.check and task.check == other.task.check:
-                held.body, held.shared = other.body, True
+                held.body, held.shared, held.digest = other.body, True, other.digest
                 return ""
         room = self.room()
         if task.size > room:
@@ -473,6 +478,7 @@ class ClientProtocol:
         try:
             # Not cleared: the system gives it memory as parts are written to it.
             held.body = lend(task.size).data
+            held.digest = Digest()
         except (MemoryError, OverflowError, ValueError):
             return "this machine"
         return ""
@@ -511,6 +517,8 @@ class ClientProtocol:
             assert isinstance(held.body, memoryview)
             assert isinstance(body, memoryview)
             held.body[start : start + len(body)] = body
+            assert held.digest is not None
+            held.digest.update(body)
         if held.window.whole:
             self._whole(part.key)
         else:
@@ -520,7 +528,8 @@ class ClientProtocol:
         self._change_task(key, ClientTaskEvent.WHOLE)
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None
-        self._out += (Booked("down", key), Given(held.task, held.body))
+        check = None if held.digest is None else held.digest.digest()
+        self._out += (Booked("down", key), Given(held.task, held.body, check))
 
     def _drop(self, key: Key, event: ClientTaskEvent) -> None:
         """Nobody wants this task any more."""

@@ -179,6 +179,8 @@ class Aggregation:
                 sound=True,
                 past=self.exchange.past(client, "up"),
             )
+            for name, norm in reply.norms.items():
+                vars(getattr(up, name))["rough_norm"] = norm  # else found in another pass
         moved: dict[str, Tensors] = {}
         for name, value in tensors_of(up).items():
             if value.device.type == "cpu":

@@ -32,7 +32,17 @@ from fednet.errors import FednetError, RemoteProtocolError, StateError, no_memor
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import EvaluationReply
 from fednet.experiment.privacy import updates
-from fednet.files import OWN, digest, is_read, listed, opened, pages, remove_folder, write_all
+from fednet.files import (
+    OWN,
+    Digest,
+    digest,
+    is_read,
+    listed,
+    opened,
+    pages,
+    remove_folder,
+    write_all,
+)
 from fednet.journal.book import which
 from fednet.journal.events import Accepted, Forgotten, Revoked
 from fednet.journal.journal import Journal
@@ -103,6 +113,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """The one within the task."""
     refused: str = ""
     """Why it is left out."""
+    norms: dict[str, float] = {}
+    """By field that is sent as it is, the norm of its tensors."""
     remembered: dict[str, torch.Tensor] = {}
     """What compressors remember if the reply counts."""
     arrived: float = 0.0
@@ -160,6 +172,8 @@ class _Upload(msgspec.Struct):
     got: int = 0
     file: int | None = None
     data: Content = memoryview(b"")
+    written: Digest = msgspec.field(default_factory=Digest)
+    """Of what is in the file: of each part as it comes, while it is in the processor's cache."""
 
 
 class Inbox:
@@ -221,6 +235,7 @@ class Inbox:
         if upload.file is not None:
             for piece in [data] if isinstance(data, memoryview) else data.segments:
                 write_all(upload.file, piece)
+                upload.written.update(piece)
         upload.got += len(data)
 
     def abandon(self, key: Key) -> None:
@@ -257,7 +272,7 @@ class Inbox:
             os.close(file)
             body = _mapped(path, size)
             if upload.tensors:
-                message = msgspec.structs.replace(message, check=digest([body]))
+                message = msgspec.structs.replace(message, check=upload.written.digest())
         if not all(map(math.isfinite, message.reported.values())):
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
@@ -267,8 +282,10 @@ class Inbox:
             reply.data = body
             reply.held = size
         try:
-            if isinstance(body, memoryview) and digest([body]) != message.check:
-                raise RemoteProtocolError("the payload was damaged on its way")
+            if isinstance(body, memoryview):
+                check = digest([body]) if file is None else upload.written.digest()
+                if check != message.check:
+                    raise RemoteProtocolError("the payload was damaged on its way")
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
             reply.let_go()
@@ -467,6 +484,8 @@ def decoder(
                     raise RemoteProtocolError(
                         f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
                     )
+                if payload.fields[name].kind not in exp.up.chains:
+                    reply.norms[name] = value.rough_norm
             if isinstance(value, Samples):
                 _check_samples(value, name, exp)
         run = run_of(payload)

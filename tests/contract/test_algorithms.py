@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fednet import registry
-from fednet.algorithms.state import State, state_sha256
+from fednet.algorithms.state import State, fingerprints, state_sha256
 from fednet.tensors import Tensors
-from fednet.wire.payload import KINDS, Run, Samples
+from fednet.wire.payload import KINDS, Run, Samples, tensors_of
 from tests.algorithms.harness import Federation, images
 
 NAMES = registry.algorithm.names()
@@ -75,6 +75,11 @@ def test_runs_with_all_kinds_of_participation(name):
     run = small(rounds=4).run(name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name))
     states = [*run.servers, *run.clients.values()]
     before = [state_sha256(state) for state in states]
+    crossed = [
+        tensors_of(payload) for trip in run.trips for both in trip.values() for payload in both
+    ]
+    crossed.append(run.federation.initial)
+    as_sent = [fingerprints(each) for each in crossed]
     for state in states:
         assert isinstance(state, State)
         finite(state)
@@ -84,6 +89,7 @@ def test_runs_with_all_kinds_of_participation(name):
         assert run.io.evaluate(judged).n == 40
     run.round([0, 1, 2])
     assert [state_sha256(state) for state in states] == before, "a later round changed a state"
+    assert [fingerprints(each) for each in crossed] == as_sent, "it changed what had crossed"
 
 
 @pytest.mark.parametrize("name", NAMES)
