@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 # Some systems allow a thousand times as many, and programs that are started then try them all.
-MOST = 1 << 20
+MAX_DESCRIPTORS = 1 << 20
 # Descriptors beyond the limit, for files of this process; an eighth of all where there are fewer
 # than eight times as many.
 KEPT = 128
@@ -35,7 +35,7 @@ def limit(raised: bool = False) -> int:
     as the system allows.
     """
     soft, most = (
-        n if 0 <= n < MOST else MOST  # unlimited is -1
+        n if 0 <= n < MAX_DESCRIPTORS else MAX_DESCRIPTORS  # unlimited is -1
         for n in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     if raised and soft < most and _set(most):

@@ -11,7 +11,7 @@ from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
 from fednet.loading import Arguments, Check
 from fednet.tensors import Layout, Tensors
-from fednet.wire.payload import Payload, tensors_of, undeclared
+from fednet.wire.payload import Payload, tensors_of, value_mismatch
 
 S = TypeVar("S", State, Payload)
 
@@ -23,7 +23,7 @@ def _a(kind: type | tuple[type, ...], expected: str) -> Check:
 
 def _payload(expected: str) -> Check:
     return lambda method, given, found: (
-        undeclared(found) if isinstance(found, Payload) else expected
+        value_mismatch(found) if isinstance(found, Payload) else expected
     )
 
 
@@ -48,7 +48,7 @@ def _pair(method: Any, given: Arguments, found: object) -> str | None:
             f"the client's next state ({method.Client.__name__}; without one, `client` as it came) "
             f"and its Up"
         )
-    if wrong := undeclared(up):
+    if wrong := value_mismatch(up):
         return wrong
     shared: Layout = given[3].shared
     for name, value in tensors_of(up).items():
@@ -129,6 +129,6 @@ def first(kind: type[S], calls: str, **values: object) -> S:
             f"{kind.__qualname__} declares {declared}, but the default fills "
             f"{', '.join(values) or 'nothing'}; write {calls}."
         ) from unlike
-    if isinstance(made, Payload) and (expected := undeclared(made)):
+    if isinstance(made, Payload) and (expected := value_mismatch(made)):
         raise ConfigError(f"the default of {calls}: expected {expected}; write {calls}.")
     return made

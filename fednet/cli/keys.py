@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
                 keys.revoke(args.dir, args.ids, args.key)
             case "list":
                 rows = []
-                for clients, public, (until, name) in keys.listed(args.dir):
+                for clients, public, (until, name) in keys.all_keys(args.dir):
                     date = "-" if until == math.inf else keys.date_text(until)
                     state = "expired" if until <= time.time() else "allowed"
                     who = ids.as_text(clients)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fednet.secagg import SecureClient, Terms
 
 
-class Book:
+class MessageFile:
     """Writes the book of a process's messages. It keeps rows until it is flushed, and those that
     come before it is opened. Several processes may share a file: one of them writes at a time,
     after it has cut off a line that another process did not finish before it was killed.
@@ -111,7 +111,7 @@ class SiteAccount:
             try:
                 file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
             except FileNotFoundError:
-                raise gone(self._path, self.what) from None
+                raise missing_account(self._path, self.what) from None
             ending.callback(os.close, file)
             ending.enter_context(alone(file, self._path))
             ending.enter_context(named(self._path))
@@ -193,7 +193,7 @@ class _Vector(msgspec.Struct):
     vector: str
 
 
-class Secrets(SiteAccount):
+class MaskedAccount(SiteAccount):
     """Holds the clients' secrets in the current rounds of secure aggregation, and the account of
     vectors that have left under masks.
 
@@ -279,11 +279,11 @@ def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -
     path = root.parent / ANSWERS
     # In this order: another process, that begins now, has its account before its noise.
     if any(root.parent.glob("*/noise.key")) and not path.exists():
-        raise gone(path, Answers.what)
+        raise missing_account(path, Answers.what)
     return Answers(path, most)
 
 
-def gone(path: Path, what: str) -> StateError:
+def missing_account(path: Path, what: str) -> StateError:
     return StateError(
         f"{path}: the account of {what}, is gone; put it back, or give another --state."
     )

@@ -25,7 +25,7 @@ from fednet.wire import messages as m
 from fednet.wire.payload import tensors_of, weights_of
 
 
-def within(
+def evaluate_in_training_task(
     exp: Experiment, state: object, x: Tensors | None, record: Record, host: ClientHost
 ) -> dict[str, Counts]:
     """Evaluates the model that came down and the client's own, within its training task."""
@@ -34,14 +34,14 @@ def within(
     own = method.personal_model(state, trained, host)
     found: dict[str, Counts] = {}
     if x is not None and method.has_global:
-        found["global"] = host.evaluate(_calibrated(exp, x, record, host))
+        found["global"] = host.evaluate(_calibrate(exp, x, record, host))
     # If the method does not say what it trained, the initial model is not evaluated instead.
     if own is not host.initial:
         found["personal"] = host.evaluate(own)
     return found
 
 
-def asked(
+def evaluate_in_own_task(
     exp: Experiment,
     task: m.Task,
     down: Payload,
@@ -62,13 +62,13 @@ def asked(
     if section.shared == "latest":
         state = method.with_latest(state, down)
     if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
-        newest = _calibrated(exp, newest, record, host)
-    whole = local if local is not None else _merged(host.initial, newest, host)
+        newest = _calibrate(exp, newest, record, host)
+    whole = local if local is not None else _merge_shared(host.initial, newest, host)
     found: dict[str, Counts] = {}
     if method.has_global and newest is not None:
         found["global"] = host.evaluate(newest)
     elif section.shared == "latest":
-        whole = _merged(whole, newest, host)
+        whole = _merge_shared(whole, newest, host)
     if not keeps_local(exp.config, method.personalised) and not method.personalised:
         return found
     personal = method.personal_model(state, whole, host)
@@ -81,7 +81,7 @@ def asked(
         if isinstance(personal, Tensors) and personal is not whole:
             personal = host.train(personal).x
         else:
-            tuned = host.train(_merged(whole, newest, host)).x
+            tuned = host.train(_merge_shared(whole, newest, host)).x
             personal = method.personal_model(state, tuned, host)
         found["finetuned"] = host.evaluate(personal)
         if balanced is not None:
@@ -134,7 +134,7 @@ def set_trained(method: Algorithm, up: Payload, host: ClientHost, wanted: bool) 
         )
 
 
-def _calibrated(exp: Experiment, x: Tensors, record: Record, host: ClientHost) -> Tensors:
+def _calibrate(exp: Experiment, x: Tensors, record: Record, host: ClientHost) -> Tensors:
     """Returns the shared model with BatchNorm statistics to evaluate it by, where it comes without:
     the client's own, or, before it has any, those of its training samples (at least two).
     """
@@ -144,7 +144,7 @@ def _calibrated(exp: Experiment, x: Tensors, record: Record, host: ClientHost) -
     return host.recalibrated(x).select(x.layout)
 
 
-def _merged(whole: Tensors, newest: Tensors | None, host: ClientHost) -> Tensors:
+def _merge_shared(whole: Tensors, newest: Tensors | None, host: ClientHost) -> Tensors:
     """Returns a whole model with the newest shared part in its place; the buffers that do not cross
     are the client's own.
     """

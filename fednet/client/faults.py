@@ -80,7 +80,7 @@ class PlannedFaults:
         """Of the upload that is sent before this client falls silent; None: all of it."""
         return self.amounts.get("drop_during_upload")
 
-    def sent(self, instructions: Sequence[p.Instruction]) -> list[p.Instruction]:
+    def apply_to(self, instructions: Sequence[p.Instruction]) -> list[p.Instruction]:
         """What is sent in place of these messages of a reply."""
         found = list(instructions)
         if "duplicate" in self.amounts:

@@ -20,7 +20,7 @@ from fednet import capacity, ids, loading
 from fednet.client import preparing
 from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
-from fednet.client.slots import MOST
+from fednet.client.slots import MAX_TASKS
 from fednet.errors import (
     CannotGoOn,
     ConfigError,
@@ -100,7 +100,7 @@ def main(
     join = without(join, policy.hide)
     complained: set[str] = set()
 
-    def refused(reason: str, address: str) -> None:
+    def complain_once(reason: str, address: str) -> None:
         """Tells the user each reason once, however often the connection is tried."""
         if reason not in complained:
             complained.add(reason)
@@ -109,14 +109,14 @@ def main(
 
     loop = ClientLoop(
         ClientProtocol(join),
-        ZmqClient(address, keys=pair, on_refused=refused),
+        ZmqClient(address, keys=pair, on_refused=complain_once),
         prepare,
         curve=pair is not None,
         run=run,
         faults=policy.faults,
         devices=devices,
         gpu_share=gpu_share or 1.0,
-        most=len(asked.listed) or MOST,
+        most=len(asked.listed) or MAX_TASKS,
     )
     # Ctrl-C and a closed terminal reach all processes; a launcher stops those that it started.
     for number in stop_signals() if gpu_share is None else [signal.SIGTERM]:

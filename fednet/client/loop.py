@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fednet import ids
 from fednet.capacity import give_back_freed
-from fednet.client.books import Book
+from fednet.client.books import MessageFile
 from fednet.client.faults import PlannedFaults, Silenced
 from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
@@ -117,7 +117,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedTask:
     """Holds what came of a task: a reply, or a failure, or neither where a planned fault keeps it
     silent.
     """
@@ -157,7 +157,7 @@ class RoundLines:
             self._of = here
             self._began = time.monotonic()
 
-    def answered(self, done: Done) -> None:
+    def add_answer(self, done: FinishedTask) -> None:
         key = done.given.task.key
         if done.failed is not None:
             failed = f"round {key.round}: client {key.client} failed: {done.failed.reason}"
@@ -218,7 +218,7 @@ class ClientLoop:
         self.ended: m.End | m.Refuse | m.Standing | None = None
         self.error: BaseException | None = None  # ends the process
         self._lacking: set[int] = set()  # clients whose state was not here
-        self.book = Book()
+        self.book = MessageFile()
         self.link = Link(
             "client",
             lambda conn, frames: self.transport.send(frames),
@@ -236,7 +236,7 @@ class ClientLoop:
         # The tasks that are to be answered. Only this thread adds them, and takes away those that
         # are answered or cancelled.
         self._wanted: dict[m.Key, p.Given] = {}
-        self._delayed: list[Done] = []  # by planned faults
+        self._delayed: list[FinishedTask] = []  # by planned faults
         self._round = 0  # of the newest task
         self._answered = 0  # tasks
         self._directory = run
@@ -412,7 +412,7 @@ class ClientLoop:
             elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
 
-    def _answer(self, done: Done) -> None:
+    def _answer(self, done: FinishedTask) -> None:
         """Sends what came of a task."""
         key = done.given.task.key
         protocol = self.protocol
@@ -424,7 +424,7 @@ class ClientLoop:
             self._delayed.append(done)
             return
         self._wanted.pop(key)
-        self._lines.answered(done)
+        self._lines.add_answer(done)
         self._answered += 1
         if not self._inline and self._answered.bit_count() == 1:
             # After tasks 1, 2, 4, 8, ...: the first ones find other gaps in the heap than those
@@ -443,7 +443,7 @@ class ClientLoop:
         share = None if faults is None else faults.share
         out = protocol.reply(done.reply.reply, done.reply.body, share)
         if faults is not None:
-            out = faults.sent(out)
+            out = faults.apply_to(out)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # The reply waits for its client's emulated link; this process is free for another one.
             out += protocol.uploading(key.client)
@@ -498,7 +498,7 @@ class ClientLoop:
         key = given.task.key
         if self._wanted.get(key) is not given:
             return
-        done: Done | None = None
+        done: FinishedTask | None = None
         again_s: float | None = None
         try:
             done = self._work(given, prepared.workers[device], device)
@@ -519,7 +519,7 @@ class ClientLoop:
         elif again_s is not None and not self._closing.wait(again_s):
             self.slots.put(partial(self._do, given, prepared))
 
-    def _work(self, given: p.Given, worker: Worker, device: int) -> Done:
+    def _work(self, given: p.Given, worker: Worker, device: int) -> FinishedTask:
         """Does a task."""
         task = given.task
         key = task.key
@@ -542,12 +542,12 @@ class ClientLoop:
         try:
             reply = self.slots.run(device, partial(work, step), worker.device.forget)
         except Silenced:
-            return Done(given)
+            return FinishedTask(given)
         if faults is None:
-            return Done(given, reply)
-        return Done(given, reply, faults=faults, due=faults.due(began))
+            return FinishedTask(given, reply)
+        return FinishedTask(given, reply, faults=faults, due=faults.due(began))
 
-    def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> Done:
+    def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> FinishedTask:
         """Logs why a task failed. Returns the failure for the server, in one line that names no
         file of this site to a server elsewhere. again: another try may help.
         """
@@ -567,7 +567,7 @@ class ClientLoop:
         elif isinstance(error, OSError) and error.errno in NO_STORAGE:
             # The state that this task would leave cannot be kept. The process ends, and its clients
             # are lost as if it had been killed.
-            return Done(given, fatal=error)
+            return FinishedTask(given, fatal=error)
         elif isinstance(error, OSError):
             reason = text = why(error)
         else:
@@ -585,7 +585,7 @@ class ClientLoop:
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
         ends = isinstance(error, (StateError, SharedChanged)) and not lacks
         fatal = error if ends else None
-        return Done(given, failed=failed, fatal=fatal)
+        return FinishedTask(given, failed=failed, fatal=fatal)
 
     def _crash(self, given: p.Given) -> NoReturn:
         """Ends the process as a power cut does. If the server runs in it too, only this client
@@ -594,5 +594,5 @@ class ClientLoop:
         key = given.task.key
         if not self._inline:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._later(partial(self._answer, Done(given)))
+        self._later(partial(self._answer, FinishedTask(given)))
         raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")

@@ -68,13 +68,13 @@ def prepare(
     import numpy as np
     import torch
 
-    from fednet.client.books import MASKED, Secrets, account_of
+    from fednet.client.books import MASKED, MaskedAccount, account_of
     from fednet.client.worker import Worker
     from fednet.data.federation import Site, balanced_test
     from fednet.experiment import build, links
     from fednet.experiment.store import ClientStore
 
-    config = accepted(welcome, policy, asked)
+    config = accept_config(welcome, policy, asked)
     clients = welcome.ids
     determinism.set_switches(config.train)
     root = state_directory(state, welcome.run)
@@ -117,7 +117,7 @@ def prepare(
     answers = account_of(config.privacy, policy.privacy, root)
     secrets = None
     if config.privacy.secagg.protocol != "none":
-        secrets = Secrets(root.parent / MASKED, config)
+        secrets = MaskedAccount(root.parent / MASKED, config)
     store = ClientStore(root, experiment.algorithm.Client, config.checkpoint.fsync)
     has_balanced = not own and bool(experiment.setting.classes)
     workers = [
@@ -214,7 +214,7 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
     return largest
 
 
-def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
+def accept_config(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     """Returns the configuration of a run as it holds at this site. Raises ConfigError if the site
     does not take part in such a run, and if the server makes this process host other clients than
     it asked for, or some that the policy does not name.
@@ -331,7 +331,7 @@ def explain(
     """
     from fednet.experiment import build
 
-    config = accepted(welcome, policy, asked)
+    config = accept_config(welcome, policy, asked)
     exp = build.build(config, policy.data, for_client=True)
     print(
         f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fednet.client.packs import Packs
 
 SPARE = 0.9  # of the memory is used: another client may need more than the first one
-MOST = 16  # tasks on a device at once: more threads of a Python process only wait for each other
+MAX_TASKS = (
+    16  # tasks on a device at once: more threads of a Python process only wait for each other
+)
 MEASURED = ("cuda",)  # devices whose memory is
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
@@ -88,7 +90,7 @@ class SlotPool:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._devices = [_Device(name) for name in devices]
-        self._most = max(1, min(most, MOST))
+        self._most = max(1, min(most, MAX_TASKS))
         self._gpu_share = gpu_share
         self._inline = inline
         self._changed = changed

@@ -23,7 +23,7 @@ from fednet.algorithms.making import is_secure
 from fednet.algorithms.returned import finite
 from fednet.algorithms.state import State
 from fednet.client import evaluation
-from fednet.client.books import Answers, Secrets
+from fednet.client.books import Answers, MaskedAccount
 from fednet.client.policy import Policy
 from fednet.client.untouched import Untouched
 from fednet.data.federation import Site
@@ -152,7 +152,7 @@ class Worker:
         pack: Callable[[Descent], Run] | None,
         policy: Policy,
         answers: Answers | None,
-        secrets: Secrets | None,
+        secrets: MaskedAccount | None,
     ) -> None:
         config = experiment.config
         self.experiment = experiment
@@ -269,7 +269,9 @@ class Worker:
                     turn("evaluating")
                     local = self.store.local(key.client, start)
                     balanced = None if self._balanced is None else self._load_balanced
-                    found = evaluation.asked(exp, task, newest, local, record, host, balanced)
+                    found = evaluation.evaluate_in_own_task(
+                        exp, task, newest, local, record, host, balanced
+                    )
                     main = False
                     encoded = exp.up.encode(evaluation.reply(exp, found))
                     form = encoded.form
@@ -322,7 +324,7 @@ class Worker:
                         sent = sent.copied()
                     if task.judge and main:
                         turn("evaluating")
-                        found = evaluation.within(exp, state, x, record, host)
+                        found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
                         evaluated = exp.up.encode(evaluation.reply(exp, found))
                         form += evaluated.form
                         sent = Body([*sent.values, *evaluated.body.values])

@@ -146,7 +146,7 @@ class DetailedEvaluationReply(EvaluationReply):
         vector = np.zeros(size, dtype=np.int64)
         mine = (places >= row * size) & (places < (row + 1) * size)
         vector[places[mine] - row * size] = counts[mine]
-        return metrics.parted(vector, shapes)
+        return metrics.counts_by_name(vector, shapes)
 
 
 def evaluated_clients(config: Config, round: int = 0) -> list[int]:

@@ -240,7 +240,7 @@ def counting(
     names = config.evaluate.metrics
     shown = config.task
     metrics.check_offered(names, task, shown)
-    needed = metrics.needed(names)
+    needed = metrics.counts_needed(names)
     width = max(1, classes)
     shapes: dict[str, tuple[int, ...]] = {}
     if data is not None:
@@ -271,10 +271,11 @@ def counting(
                 f"try the task {shown} on; leave those metrics out."
             )
         shapes = {name: known[name] for name in needed}
-    if metrics.size(shapes) > metrics.MOST:
+    if metrics.size(shapes) > metrics.MAX_COUNTS:
         raise ConfigError(
             f"evaluate.metrics: {', '.join(f'{k} {v}' for k, v in shapes.items())} are more than "
-            f"{metrics.MOST} counts a model; take fewer metrics, or a task with fewer classes."
+            f"{metrics.MAX_COUNTS} counts a model; take fewer metrics, or a task with fewer "
+            f"classes."
         )
     return width, shapes
 

@@ -50,7 +50,7 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class SiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A client process, or clients that are not connected."""
 
     clients: tuple[Stretch, ...]
@@ -96,7 +96,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | int | None = None
     waiting: tuple[AwaitedClient, ...] = ()
     arrived: tuple[int, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[SiteStatus, ...] = ()
     refused: tuple[Refusal, ...] = ()
     updated: float = 0.0
     pid: int | None = None

@@ -23,7 +23,7 @@ from fednet.errors import ConfigError, FednetError
 
 log = logging.getLogger(__name__)
 
-MOST = 16  # connections at a time: each has a thread and a descriptor
+MAX_CONNECTIONS = 16  # connections at a time: each has a thread and a descriptor
 TIMEOUT_S = 30  # for which a connection may send, or take, nothing
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADERS = {
@@ -91,7 +91,7 @@ class Pages(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
-            while len(self._open) >= MOST:
+            while len(self._open) >= MAX_CONNECTIONS:
                 oldest = next(iter(self._waiting), None)
                 if oldest is not None:
                     del self._waiting[oldest]

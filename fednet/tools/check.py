@@ -524,7 +524,7 @@ def metric(name: str) -> Iterator[str]:
     from fednet.training import metrics
     from fednet.training.evaluation import evaluate
 
-    needed = metrics.needed([name])
+    needed = metrics.counts_needed([name])
     yield f"needs {', '.join(needed) or 'loss'}"
     task = registry.task.get("classification")()
     if any(count != "n" and not hasattr(task, f"count_{count}") for count in needed):

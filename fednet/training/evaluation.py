@@ -70,7 +70,7 @@ def logits(model: nn.Module, x: torch.Tensor, batch: int) -> torch.Tensor:
         return torch.cat([model(part) for part in x.split(batch)])
 
 
-def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -> Tensors:
+def recalibrate(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -> Tensors:
     """Returns the whole model x with new statistics of its BatchNorm layers: the mean of the means
     and variances of the batches of `inputs`. All other layers are in eval mode.
     """

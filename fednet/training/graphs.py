@@ -19,7 +19,7 @@ T = TypeVar("T")
 _capturing = threading.Lock()
 
 
-def kept(known: dict[object, T], key: object, make: Callable[[], T]) -> T:
+def get_or_make(known: dict[object, T], key: object, make: Callable[[], T]) -> T:
     """Returns known[key], made where it is not there. Of others at most KEPT - 1 stay, the latest:
     with a learning rate that changes, the trainings of each round are another kind.
     """

@@ -24,11 +24,11 @@ from fednet.data.augment import augment_with_targets as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Layout, Tensors, mapped
-from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
+from fednet.training.evaluation import Counts, drawing, evaluate, recalibrate
 from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
-from fednet.training.setting import Pair, Secrets, Setting, Splits, moved
+from fednet.training.setting import Pair, SecureMachines, Setting, Splits, move_inputs
 from fednet.training.tasks import Task, labels_of
 from fednet.wire.payload import Run, Samples
 
@@ -95,7 +95,7 @@ class ClientHost:
         self.pack = pack
         self._given = scratch
         self._lent: list[Scratch] = []
-        self.secrets: Secrets | None = None
+        self.secrets: SecureMachines | None = None
         self.client_id = client_id
         self.round = round
         self.phase = phase
@@ -324,7 +324,7 @@ class ClientHost:
     def recalibrated(self, x: Tensors) -> Tensors:
         """Returns the whole model x with BatchNorm statistics of the client's training samples."""
         size = self.setting.config.evaluate.batch_size
-        return recalibrated(self.scratch, self.whole(x), self.data[0], size)
+        return recalibrate(self.scratch, self.whole(x), self.data[0], size)
 
     def evaluate(
         self, model: Tensors | Callable[[Inputs], torch.Tensor], data: Pair | None = None
@@ -454,7 +454,7 @@ class ServerHost:
         """Returns x with BatchNorm statistics of `inputs`, which are on `device`."""
         whole = self.setting.initial.to(x.device).merge(x)
         size = self.setting.config.evaluate.batch_size
-        return recalibrated(self.scratch, whole, inputs, size).select(x.layout)
+        return recalibrate(self.scratch, whole, inputs, size).select(x.layout)
 
     def evaluate(self, x: Tensors) -> Counts:
         """Evaluates x on the public set."""
@@ -475,7 +475,7 @@ class ServerHost:
         loss than the task's.
         """
         self.model(x)
-        inputs = moved(samples.x, self.device), samples.y.to(self.device)
+        inputs = move_inputs(samples.x, self.device), samples.y.to(self.device)
         precision = self.setting.config.train.precision
         recipe = TrainSection(lr=lr, epochs=epochs, batch_size=batch_size, precision=precision)
         descent = Descent(self.scratch, inputs, recipe, self.rng("fit"))

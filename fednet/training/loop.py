@@ -311,7 +311,7 @@ def _captured(descent: Descent) -> graphs.Captured | None:
     if not plain or not alike:
         return None
     key = (descent.settings, tuple(descent.trained))
-    return graphs.kept(scratch.replays, key, lambda: graphs.Captured(device))
+    return graphs.get_or_make(scratch.replays, key, lambda: graphs.Captured(device))
 
 
 def _shuffled(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.Tensor]:

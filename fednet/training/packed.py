@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors, mapped, to_device
-from fednet.training.graphs import kept
+from fednet.training.graphs import get_or_make
 from fednet.training.loop import Descent
 from fednet.training.optimizers import SGD, Corrected
 from fednet.training.samples import piece
@@ -60,7 +60,9 @@ def descend(lanes: Sequence[Descent], n: int, task: Task, plans: Plans | None = 
     assert 0 < len(lanes) <= n
     first = lanes[0]
     key = (first.scratch.layout, first.scratch.device, first.kind)
-    kept({} if plans is None else plans, key, lambda: Plan(first, n, task)).train(list(lanes))
+    get_or_make({} if plans is None else plans, key, lambda: Plan(first, n, task)).train(
+        list(lanes)
+    )
 
 
 class Plan:

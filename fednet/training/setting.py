@@ -37,7 +37,7 @@ class Splits:
         return len(self.train[1])
 
 
-class Secrets(Protocol):
+class SecureMachines(Protocol):
     """Keeps the secure-aggregation machines of a site's clients during a round."""
 
     def machine(
@@ -120,9 +120,9 @@ class Setting:
     def inputs(self, samples: Samples, device: torch.device) -> Pair:
         """Returns raw samples as model inputs (x, y) on `device`."""
         if self.normalise is None:
-            return moved(samples.x, device), samples.y.to(device)
+            return move_inputs(samples.x, device), samples.y.to(device)
         return self.normalise(samples.x, device), samples.y.to(device)
 
 
-def moved(x: Inputs, device: torch.device) -> Inputs:
+def move_inputs(x: Inputs, device: torch.device) -> Inputs:
     return mapped(x, lambda part: to_device(part, device))

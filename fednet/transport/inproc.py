@@ -16,7 +16,7 @@ from fednet.transport.base import Closed, Event, Frames, Opened, Received
 from fednet.wire.codec import Body
 
 
-def _carried(frames: Frames) -> tuple[Any, ...]:
+def _as_received(frames: Frames) -> tuple[Any, ...]:
     """The header is copied; a payload, which nobody writes to any more, is not."""
     header, *rest = frames
     return (
@@ -93,7 +93,7 @@ class InprocServer:
         client = self.peers.get(conn)
         if client is None:
             return False
-        client.inbox.append(Received(b"", _carried(frames)))
+        client.inbox.append(Received(b"", _as_received(frames)))
         return True
 
     def wake(self) -> None:
@@ -145,7 +145,7 @@ class InprocClient:
             return False
         if self.conn not in server.inboxes:
             server.inboxes[self.conn] = deque([Opened(self.conn)])
-        server.inboxes[self.conn].append(Received(self.conn, _carried(frames)))
+        server.inboxes[self.conn].append(Received(self.conn, _as_received(frames)))
         return True
 
     def wake(self) -> None:

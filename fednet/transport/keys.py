@@ -84,7 +84,7 @@ def make_server_keys(directory: str | Path) -> str:
 def trust(file: str | Path, server: str) -> None:
     """Writes the public key of another server into a client's file."""
     pair = load(file)
-    public = checked(server.strip(), "the server's public key")
+    public = check_key(server.strip(), "the server's public key")
     write_aside(Path(file), _record(pair.public, pair.secret, public), 0o600)
 
 
@@ -95,7 +95,7 @@ def make_client_keys(file: str | Path, server: str | None = None) -> str:
     from fednet.transport.zeromq.sockets import new_curve_pair
 
     if server is not None:
-        checked(server, "the server's public key")
+        check_key(server, "the server's public key")
     public, secret = new_curve_pair()
     while public.startswith("-"):  # on a command line it would pass for a flag
         public, secret = new_curve_pair()
@@ -123,7 +123,7 @@ def allow(
     until: seconds since the epoch. name: of the site, that people see; "": as it was. A running
     server notices. Raises ConfigError.
     """
-    public = checked(public.strip(), "the public key")
+    public = check_key(public.strip(), "the public key")
     if name:
         checked_name(name, "--name")
     with _changing(directory) as allowed:
@@ -156,12 +156,12 @@ def fingerprint(public: str) -> str:
     return hashlib.sha256(public.encode("ascii")).hexdigest()[:16]
 
 
-def listed(directory: str | Path) -> list[tuple[tuple[int, ...], str, Allowed]]:
+def all_keys(directory: str | Path) -> list[tuple[tuple[int, ...], str, Allowed]]:
     """Every allowed key, by client: (the clients it is for, the key, until when and the site's
     name). A key has one entry for each date and name. Raises ConfigError.
     """
     found: dict[tuple[str, Allowed], list[int]] = {}
-    for file in files.listed(_allowed(directory)):
+    for file in files.listed(_allowed_folder(directory)):
         if file.name.isdecimal():
             for key in _read_keys(file).items():
                 found.setdefault(key, []).append(int(file.name))
@@ -209,10 +209,10 @@ def load(file: str | Path) -> KeyPair:
             f"{path}: not a key file of fednet: expected the keys public, secret and perhaps "
             f"server."
         )
-    return KeyPair(**{name: checked(key, f"{path}: {name}") for name, key in found.items()})
+    return KeyPair(**{name: check_key(key, f"{path}: {name}") for name, key in found.items()})
 
 
-def checked(key: str, where: str) -> str:
+def check_key(key: str, where: str) -> str:
     """`key`, if it is a key. The text of an error never shows it: it might be the secret half."""
     if len(key) != KEY_LENGTH or not _Z85.issuperset(key):
         raise ConfigError(
@@ -360,7 +360,7 @@ class Keyring:
         return "key expired" if expired else "key revoked"
 
 
-def _allowed(directory: str | Path) -> Path:
+def _allowed_folder(directory: str | Path) -> Path:
     found = Path(directory) / "allowed"
     if not found.is_dir():
         raise ConfigError(
@@ -374,7 +374,7 @@ def _changing(directory: str | Path) -> Iterator[Path]:
     """Gives the folder of allowed keys to one process at a time: each writes what it has read
     together with its own change.
     """
-    allowed = _allowed(directory)
+    allowed = _allowed_folder(directory)
     lock = allowed.with_name("allowed.lock")
     file = opened(lock, os.O_RDWR | os.O_CREAT)
     try:
@@ -406,7 +406,7 @@ def _read_keys(file: Path) -> dict[str, Allowed]:
             until = math.inf if date == NEVER else time_of(date, f"{file}")
             if name:
                 checked_name(name, f"{file}")
-            found[checked(key, f"{file}")] = Allowed(until, name)
+            found[check_key(key, f"{file}")] = Allowed(until, name)
     return found
 
 

@@ -36,8 +36,8 @@ from fednet.wire.payload import (
     Payload,
     Run,
     Samples,
-    misdeclared,
     pack_number,
+    tensor_mismatch,
 )
 
 SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: they are logged
@@ -503,7 +503,7 @@ def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) ->
         else:
             value = x = arrays[""]
         for part in x.values() if isinstance(x, dict) else (x,):
-            other = misdeclared(declared, part)
+            other = tensor_mismatch(declared, part)
             if other is not None:
                 raise RemoteProtocolError(f"field {name}: {other}")
         open_ended = declared.low == -math.inf and declared.high == math.inf

@@ -222,13 +222,13 @@ def pack_number(form: str, value: typing.Any) -> bytes:
     return NUMBERS[form].pack(value)
 
 
-def undeclared(payload: Payload) -> str | None:
+def value_mismatch(payload: Payload) -> str | None:
     """What a field was expected to be that is not as its declaration says; None where all are."""
     for name, field in payload.fields.items():
         value = getattr(payload, name)
         found = misfit(field.form, value)
         if found is None and field.form == "array":
-            found = misdeclared(field, value)
+            found = tensor_mismatch(field, value)
         if found is not None:
             return f"{VALUES[field.form][1]} as {type(payload).__qualname__}.{name}, not {found}"
     return None
@@ -252,7 +252,7 @@ def misfit(form: str, value: object) -> str | None:
     return None
 
 
-def misdeclared(declared: DeclaredField, part: torch.Tensor) -> str | None:
+def tensor_mismatch(declared: DeclaredField, part: torch.Tensor) -> str | None:
     """What a tensor is that is not of the dtype and rank declared."""
     if declared.dtype not in ("", NAMES[part.dtype]):
         return f"{NAMES[part.dtype]}, declared is {declared.dtype}"

@@ -45,7 +45,7 @@ def honest_others(run: fednet.Run) -> list[float]:
 def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
     tmp_path, monkeypatch, said, why
 ):
-    honest = evaluation.within
+    honest = evaluation.evaluate_in_training_task
 
     def within(exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
         judged = honest(exp, state, x, record, host)
@@ -53,7 +53,7 @@ def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
             judged["personal"] = Counts(np.array(said, dtype=np.int64), 0.0, 1)
         return judged
 
-    monkeypatch.setattr(evaluation, "within", within)
+    monkeypatch.setattr(evaluation, "evaluate_in_training_task", within)
     mapping = settings(algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999})
     run = fednet.run(mapping, out=tmp_path, in_process=True)
     assert [r.round for r in run.rounds] == [1, 2]

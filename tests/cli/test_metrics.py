@@ -14,7 +14,7 @@ from fednet.cli import main
 from fednet.cli.metrics import Metrics, address
 from fednet.errors import ConfigError
 from fednet.launch.start import run_command
-from fednet.serve.http import MOST
+from fednet.serve.http import MAX_CONNECTIONS
 from fednet.server.watch import Hosting
 from tests.cli.test_display import RECORD
 from tests.processes import port as free
@@ -111,12 +111,12 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
 def test_connections_that_ask_for_nothing_take_a_few_threads_and_leave_a_reader_its_place():
     port, before = free(), threading.active_count()
     with Metrics(str(port), quiet=True), ExitStack() as stack:
-        for number in range(20 * MOST):
+        for number in range(20 * MAX_CONNECTIONS):
             idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
             if number % 2:
                 idle.sendall(b"GET /metrics HTTP/1.0\r\nX-")  # and never the rest
         assert "fednet_round" in served(port)
-        assert threading.active_count() - before <= MOST + 1
+        assert threading.active_count() - before <= MAX_CONNECTIONS + 1
 
 
 def test_numbers_are_served_at_an_address_of_ipv6_too():

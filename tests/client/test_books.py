@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fednet.client.books import Answers, Book, Secrets, account_of
+from fednet.client.books import Answers, MaskedAccount, MessageFile, account_of
 from fednet.config import Config, PrivacySection
 from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.privacy import Noise, Question, epsilon
@@ -25,7 +25,7 @@ def file(tmp_path):
 
 
 def opened(path):
-    made = Book()
+    made = MessageFile()
     made.open(path)
     return made
 
@@ -115,7 +115,7 @@ def test_a_process_that_begins_beside_another_takes_its_account_for_no_lost_one(
 # -- secure aggregation ----------------------------------------------------------------------------
 def test_keys_are_with_one_process_alone_and_for_one_round(tmp_path):
     terms = Terms("secagg", tuple(range(4)), 0.6, 3, 10, b"run")
-    here, elsewhere = (Secrets(tmp_path / "masked.jsonl", Config()) for _ in range(2))
+    here, elsewhere = (MaskedAccount(tmp_path / "masked.jsonl", Config()) for _ in range(2))
     machine = here.machine(terms, 1, 0, fresh=True)
     assert here.machine(terms, 1, 0, fresh=True) is machine  # asked again
     assert here.machine(terms, 1, 0, fresh=False) is machine
@@ -130,7 +130,7 @@ def test_a_vector_leaves_once_in_a_round_and_in_no_other_from_any_process(tmp_pa
     def leaves(client: int, round: int, vector: bytes, seed: int = 0) -> None:
         """From a process that has just started."""
         configuration = Config(name=f"run {round}", seed=seed)
-        Secrets(tmp_path / "masked.jsonl", configuration).leaves(client, round, vector)
+        MaskedAccount(tmp_path / "masked.jsonl", configuration).leaves(client, round, vector)
 
     leaves(0, 3, b"first")
     for round in (2, 3):

@@ -14,7 +14,7 @@ from fednet import registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client import join, preparing
 from fednet.client import loop as loops
-from fednet.client.loop import ClientLoop, Done, RoundLines, read_server
+from fednet.client.loop import ClientLoop, FinishedTask, RoundLines, read_server
 from fednet.client.policy import Policy, policy
 from fednet.client.worker import EncodedReply
 from fednet.errors import CannotGoOn, ConfigError, StateError
@@ -177,7 +177,7 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     lines, said = RoundLines(), []
     lines.say = said.append
     lines.began(key)
-    lines.answered(Done(given, EncodedReply(reply, body, samples=60)))
+    lines.add_answer(FinishedTask(given, EncodedReply(reply, body, samples=60)))
     del body
     assert left() is None
     lines.over(pause_s=3600.0)  # not yet: another reply of the round may follow

@@ -16,7 +16,7 @@ from fednet import config as configuration
 from fednet import ids, registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client.policy import Policy, policy
-from fednet.client.preparing import accepted, explanation
+from fednet.client.preparing import accept_config, explanation
 from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.experiment.build import build
@@ -164,11 +164,11 @@ def test_a_process_serves_only_clients_that_the_policy_names(
         config=configuration.to_yaml(configuration.from_mapping({"clients": 6})),
     )
     if beyond is None:
-        assert accepted(welcome, own, clients).clients == 6
+        assert accept_config(welcome, own, clients).clients == 6
     else:
         refused = f"--id {asked}: the policy names clients {named}, and {beyond} is none of them."
         with pytest.raises(ConfigError, match=re.escape(refused)):
-            accepted(welcome, own, clients)
+            accept_config(welcome, own, clients)
 
 
 def test_a_path_of_a_dataset_of_ones_own_is_below_the_sites_data(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from fednet.client import join, slots
 from fednet.client.packs import Packs
 from fednet.client.policy import Policy
-from fednet.client.slots import MOST, PAUSES_S, NoRoom, SlotPool
+from fednet.client.slots import MAX_TASKS, PAUSES_S, NoRoom, SlotPool
 from fednet.client.worker import Worker
 from fednet.experiment import placement
 from fednet.training import packed
@@ -85,7 +85,7 @@ def run_out(s: SlotPool, together: int = 1) -> list[float | None]:
         (100, 20, {"gpu_share": 0.3}, 2),  # 54 of 200 by 20
         (100, 95, {}, 1),  # one that hardly fits is alone
         (100, 300, {}, 1),
-        (10**9, 1, {"most": 10**6}, MOST),
+        (10**9, 1, {"most": 10**6}, MAX_TASKS),
         (100, 0, {}, 1),  # a device that reports nothing
         (100, 20, {"devices": ("cpu",)}, 1),  # a processor
     ],

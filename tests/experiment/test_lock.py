@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fednet.client.books import Book
+from fednet.client.books import MessageFile
 from fednet.errors import CannotGoOn, ConfigError, refused
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim
@@ -180,7 +180,7 @@ def use(where: str, folder: Path) -> None:
     elif where == "keys":
         keys.allow(folder, [0], "k" * keys.KEY_LENGTH)
     else:
-        Book().open(folder / "wire.jsonl")
+        MessageFile().open(folder / "wire.jsonl")
 
 
 @pytest.fixture(params=["run", "states", "keys", "book"])

@@ -11,7 +11,7 @@ from fednet import models
 from fednet.errors import ConfigError
 from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
-from fednet.training.evaluation import recalibrated
+from fednet.training.evaluation import recalibrate
 from fednet.training.scratch import Scratch
 from tests.contract.test_ledger import IMAGES, method
 from tests.rooms import lines, run, summary
@@ -85,7 +85,7 @@ def test_what_is_not_trained_stands_still_in_training():
         before, True
     )
     assert [n for n, p in module.named_parameters() if p.grad is not None] == list(layout.names)
-    recalibrated(scratch, Tensors.of(module, layout), 5 + torch.randn(8, 4), 4)
+    recalibrate(scratch, Tensors.of(module, layout), 5 + torch.randn(8, 4), 4)
     assert torch.equal(module.norm.running_mean, before["norm.running_mean"])
 
 

@@ -90,7 +90,7 @@ def test_what_a_client_finds_within_its_task_comes_in_its_reply(tmp_path):
 def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
     tmp_path, monkeypatch, lies
 ):
-    honest, conclude = evaluation.within, Rounds.conclude
+    honest, conclude = evaluation.evaluate_in_training_task, Rounds.conclude
 
     def within(*of):
         found = honest(*of)
@@ -108,7 +108,7 @@ def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
         return [(r["round"], r["client"], r.get("correct_personal")) for r in rows]
 
     changes = {**JUDGED, "rounds": 2, "clients_per_round": 5}
-    monkeypatch.setattr(evaluation, "within", within)
+    monkeypatch.setattr(evaluation, "evaluate_in_training_task", within)
     calm = run(tmp_path / "calm", **changes)
     with monkeypatch.context() as patch:
         patch.setattr(Rounds, "conclude", dies)

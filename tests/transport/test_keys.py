@@ -18,7 +18,7 @@ from fednet.transport.keys import (
     KEY_LENGTH,
     Keyring,
     allow,
-    checked,
+    check_key,
     lab,
     load,
     make_client_keys,
@@ -73,7 +73,7 @@ def test_a_file_that_is_no_key_file_is_an_error_that_names_it(tmp_path, text):
 
 def test_an_error_about_a_key_does_not_show_it():
     with pytest.raises(ConfigError) as raised:
-        checked("my-secret-that-is-too-short", "here")
+        check_key("my-secret-that-is-too-short", "here")
     assert "my-secret" not in str(raised.value)
     assert "found 27 characters" in str(raised.value)
 
@@ -338,7 +338,7 @@ def test_the_ring_knows_the_sites_by_name_and_when_their_last_keys_end(tmp_path)
     assert [ring.name(k) for k in (0, 3)] == ["uke", ""]
     assert ring.ends == [((3,), "", soon + 120)]
     allow(tmp_path, [0, 1], one, until=soon + 7200)  # later, and without its name
-    assert {allowed.name for ids, _, allowed in keys.listed(tmp_path) if 0 in ids} == {"uke", ""}
+    assert {allowed.name for ids, _, allowed in keys.all_keys(tmp_path) if 0 in ids} == {"uke", ""}
 
 
 @pytest.mark.parametrize("name", ["two words", "-x", "a\nb", "\x1b[2J", "x" * 65])
@@ -436,7 +436,7 @@ def test_keys_that_several_processes_allow_at_once_are_all_allowed(tmp_path):
             allow(tmp_path, [3], key)
 
     in_processes(*[functools.partial(allow_some, first) for first in range(4)])
-    assert sorted(key for _, key, _ in keys.listed(tmp_path)) == all_keys
+    assert sorted(key for _, key, _ in keys.all_keys(tmp_path)) == all_keys
 
 
 def test_a_key_that_is_revoked_while_others_are_allowed_stays_revoked(tmp_path):
@@ -455,7 +455,7 @@ def test_a_key_that_is_revoked_while_others_are_allowed_stays_revoked(tmp_path):
             revoke(tmp_path, [3], key)
 
     in_processes(allow_all, revoke_all)
-    assert sorted(key for _, key, _ in keys.listed(tmp_path)) == allowed
+    assert sorted(key for _, key, _ in keys.all_keys(tmp_path)) == allowed
 
 
 def test_a_key_is_not_allowed_until_a_time_that_is_over(tmp_path, capsys):

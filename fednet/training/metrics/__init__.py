@@ -29,7 +29,7 @@ from fednet.training.tasks import Task, labels_of
 F = TypeVar("F", bound=Callable[..., Any])
 LOWER = "lower_is_better"
 ERROR = "error"
-MOST = 2**23  # values of all counts of a model, 64 MiB
+MAX_COUNTS = 2**23  # values of all counts of a model, 64 MiB
 
 
 def metric(
@@ -64,7 +64,7 @@ def errors(names: Iterable[str], counts: Mapping[str, object]) -> dict[str, floa
     return found
 
 
-def needed(names: Iterable[str]) -> tuple[str, ...]:
+def counts_needed(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the counts that these metrics need beside the loss, sorted."""
     found = {count for name in names for count in _arguments(name)}
     return tuple(sorted(found - {"loss"}))
@@ -126,7 +126,7 @@ def flat(more: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) 
     return np.concatenate(parts)
 
 
-def parted(vector: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def counts_by_name(vector: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Returns the counts of a vector by name; those without a shape as numbers."""
     found: dict[str, Any] = {}
     at = 0

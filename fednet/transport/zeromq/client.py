@@ -26,10 +26,10 @@ from fednet.transport.zeromq.sockets import (
     check_address,
     close_all,
     common_options,
-    kept,
     monitor_events,
     monitor_of,
     ms,
+    owned_frame,
     receive,
     send,
     why,
@@ -236,7 +236,7 @@ class ZmqClient:
                 body = receive(self._dealer)
             except zmq.Again:
                 return
-            events.append(Received(b"", tuple(map(kept, body))))
+            events.append(Received(b"", tuple(map(owned_frame, body))))
 
     def _read_monitor(self) -> list[Event]:
         """Whether the connection of this socket was opened and closed. Nothing is read after its

@@ -34,10 +34,10 @@ from fednet.transport.zeromq.sockets import (
     check_address,
     close_all,
     common_options,
-    kept,
     monitor_events,
     monitor_of,
     ms,
+    owned_frame,
     receive,
     send,
     why,
@@ -378,7 +378,7 @@ class ZmqServer:
                         self._refuse(reason, self.peer(conn))
                         continue
                     stands = self._meet(conn, user, fd, events)
-                events.append(Received(conn, tuple(map(kept, body)), user))
+                events.append(Received(conn, tuple(map(owned_frame, body)), user))
                 if not stands:
                     events.append(Closed(conn))
             if conn in conns:

@@ -167,7 +167,7 @@ def receive(socket: zmq.Socket[bytes], most: int = MAX_FRAMES) -> list[zmq.Frame
     return frames
 
 
-def kept(frame: zmq.Frame) -> Frame:
+def owned_frame(frame: zmq.Frame) -> Frame:
     """A received frame, to be held for as long as one likes."""
     return frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
 

@@ -128,13 +128,13 @@ class Blocks(Values):
         level = rows / np.where(step > 0, step, np.float32(1))[:, None] * np.float32(self.s)
         codes = np.clip(np.rint(level), -self.s, self.s).reshape(-1)[:n] + self.s
         head = np.array([m], dtype="<f4").tobytes() + share.astype("<f2").tobytes()
-        return head + packed(codes, self.bits)
+        return head + pack_integers(codes, self.bits)
 
     def decode(self, data: memoryview, n: int) -> Floats:
         cut = 4 + 2 * self._blocks(n)
         m = np.frombuffer(data[:4], dtype="<f4")[0]
         share = np.frombuffer(data[4:cut], dtype="<f2").astype(np.float32)
-        levels = unpacked(data[cut:], self.bits, n, f"int{self.bits}")
+        levels = unpack_integers(data[cut:], self.bits, n, f"int{self.bits}")
         return levels * np.repeat(m * share, self.block)[:n]
 
     def _blocks(self, n: int) -> int:
@@ -210,12 +210,12 @@ class Qsgd(Values):
         low = np.floor(level)
         low += rng.random(level.shape, dtype=np.float32) < level - low
         codes = (np.copysign(np.minimum(low, self.s), rows) + self.s).reshape(-1)[:n]
-        return m.astype("<f4").tobytes() + packed(codes, self.bits)
+        return m.astype("<f4").tobytes() + pack_integers(codes, self.bits)
 
     def decode(self, data: memoryview, n: int) -> Floats:
         head = 4 * _buckets(n)
         m = np.frombuffer(data[:head], dtype="<f4").astype(np.float32)
-        levels = unpacked(data[head:], self.bits, n, f"qsgd({self.bits})")
+        levels = unpack_integers(data[head:], self.bits, n, f"qsgd({self.bits})")
         return levels * np.repeat(m, BUCKET)[:n]
 
 
@@ -224,7 +224,7 @@ def _buckets(n: int) -> int:
 
 
 # -- whole numbers of few bits ---------------------------------------------------------------------
-def packed(codes: npt.NDArray[np.floating], bits: int) -> bytes:
+def pack_integers(codes: npt.NDArray[np.floating], bits: int) -> bytes:
     """Whole numbers in 2, 4, 8 or 16 bits each, the first in the lowest bits."""
     if bits == 16:
         return codes.astype("<u2").tobytes()
@@ -237,9 +237,9 @@ def packed(codes: npt.NDArray[np.floating], bits: int) -> bytes:
     return out.tobytes()
 
 
-def unpacked(data: memoryview, bits: int, n: int, name: str) -> Floats:
-    """The n numbers that `packed` wrote, which are from 0 to 2s, as shares of s from -1 to 1. name:
-    of the compressor, for an error.
+def unpack_integers(data: memoryview, bits: int, n: int, name: str) -> Floats:
+    """The numbers that `pack_integers` wrote, which are from 0 to 2s, as shares of s from -1 to 1.
+    name: of the compressor, for an error.
     """
     s = 2 ** (bits - 1) - 1
     codes: npt.NDArray[np.uint8 | np.uint16]
