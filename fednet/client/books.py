@@ -47,7 +47,7 @@ class MessageFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = opened(path, flags)
         self._path = path
-        self.flush()
+        self._write()  # also without rows: a file system without locks is refused at once
 
     def add(self, row: JsonDict) -> None:
         """Adds a row, which `flush` writes."""
@@ -56,8 +56,10 @@ class MessageFile:
 
     def flush(self) -> None:
         """Writes the rows that have come, if there is a file."""
-        if self._file < 0 or not self.rows:
-            return
+        if self._file >= 0 and self.rows:
+            self._write()
+
+    def _write(self) -> None:
         with self._lock:
             waiting = self.rows
             self.rows = []

@@ -21,6 +21,7 @@ from fednet.client import preparing
 from fednet.client.loop import ClientLoop, given_up, read_server
 from fednet.client.policy import Policy
 from fednet.client.slots import MAX_TASKS
+from fednet.client.states import StatesHold
 from fednet.errors import (
     CannotGoOn,
     ConfigError,
@@ -32,7 +33,6 @@ from fednet.errors import (
     why,
 )
 from fednet.experiment import determinism
-from fednet.experiment.lock import StatesHold
 from fednet.protocol.client import ClientProtocol
 from fednet.wire import messages as m
 

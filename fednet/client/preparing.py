@@ -15,10 +15,10 @@ from fednet import ids as numbers
 from fednet import places
 from fednet.client.loop import ClientLoop, Prepared
 from fednet.client.policy import Policy, leaving
+from fednet.client.states import StatesHold
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError
 from fednet.experiment import determinism
-from fednet.experiment.lock import StatesHold
 from fednet.ids import Ids
 from fednet.wire import messages as m
 

@@ -397,7 +397,8 @@ def accumulate(
     """Adds weight * (x - less) to `total`, in float64 and in place, and returns it: on the device
     of `total`; None for a new sum, on that of x. The difference is rounded to float32.
     """
-    fresh, size = total is None, x.shape[0]
+    fresh = total is None
+    size = x.shape[0]
     if total is None:
         total = room(size, torch.float64, x.device)
     if not size:

@@ -70,7 +70,9 @@ class Plan:
 
     def __init__(self, first: Descent, n: int, task: Task) -> None:
         scratch = first.scratch
-        self.n, self.task, self.device = n, task, scratch.device
+        self.n = n
+        self.task = task
+        self.device = scratch.device
         self.apart = self.device.type in APART
         for name, parameter in scratch.parameters.items():
             parameter.requires_grad_(name in first.trained)
@@ -120,7 +122,9 @@ class Plan:
         return models
 
     def train(self, lanes: list[Descent]) -> None:
-        first, n, recipe = lanes[0], self.n, lanes[0].recipe
+        first = lanes[0]
+        n = self.n
+        recipe = lanes[0].recipe
         assert recipe.lr is not None
         rows = lanes + [first] * (n - len(lanes))
         self._own.restore()
@@ -258,7 +262,8 @@ def joint_batches(
     gather, else by one a lane, into one tensor for all.
     """
     first = lanes[0]
-    width, device = first.width, first.scratch.device
+    width = first.width
+    device = first.scratch.device
     draws = [_batches(lane) for lane in lanes]
     rows = [*lanes, *[first] * (n - len(lanes))]
     take = _of_one_dataset(rows) or _of_each(rows)
@@ -272,7 +277,9 @@ def joint_batches(
         sizes = np.zeros((steps, n), dtype=np.float64)
         for i, draw in enumerate(draws):
             for s, (rows, size) in zip(range(steps), draw):
-                index[i, s], shares[s, i, :size], sizes[s, i] = rows, 1.0 / size, size
+                index[i, s] = rows
+                shares[s, i, :size] = 1.0 / size
+                sizes[s, i] = size
             seen[i] += int(sizes[:, i].sum())
         xs, ys = take(index)
         part_of, samples = (to_device(torch.from_numpy(a), device) for a in (shares, sizes))
@@ -350,7 +357,8 @@ class Dropout:
     """
 
     def __init__(self, module: nn.Module, n: int, device: torch.device) -> None:
-        self.n, self.device = n, device
+        self.n = n
+        self.device = device
         self.parts = [part for part in module.modules() if drops(part)]
         self.masks: list[torch.Tensor] = []
         self._shapes: list[tuple[int, ...]] | None = None
@@ -429,7 +437,8 @@ def is_plain(part: nn.Conv2d) -> bool:
 
 def convolved(part: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
     """A convolution as a product of matrices: each patch of x is a column."""
-    (height, width), (down, right) = part.kernel_size, part.stride
+    height, width = part.kernel_size
+    down, right = part.stride
     assert not isinstance(part.padding, str)
     above, left = part.padding
     if above or left:
@@ -478,7 +487,8 @@ def check_lane(task: Task, lane: Descent) -> None:
     mixes the samples of a batch, or a task whose loss is not the mean of its losses, tried on a
     lane's own samples. Waits for the device: to be asked once.
     """
-    (x, y), module = lane.pair, lane.scratch.module
+    x, y = lane.pair
+    module = lane.scratch.module
     n = min(lane.n, lane.width)
     lane.scratch.train_mode(alone=False)
     for part in module.modules():

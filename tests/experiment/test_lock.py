@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 
 from fednet.client.books import MessageFile
+from fednet.client.states import StatesHold
 from fednet.errors import CannotGoOn, ConfigError, refused
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim
@@ -89,56 +89,6 @@ def test_a_holder_from_whom_another_machine_took_it_writes_no_more(tmp_path):
     assert lock.read(tmp_path / "run" / "lock") == other  # which is not this one's to delete
 
 
-HOLD_STATES = """
-import sys
-from pathlib import Path
-from fednet.experiment import lock
-lock.StatesHold().take(Path(sys.argv[1]), [0, 1])
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_client_is_hosted_by_one_process_unless_one_launcher_started_them(tmp_path):
-    first, second, third = lock.StatesHold(), lock.StatesHold(), lock.StatesHold()
-    first.take(tmp_path, [0, 1, 2])
-    second.take(tmp_path, [3])
-    with pytest.raises(ConfigError, match=f"the state of client 2 .* by process {os.getpid()} on"):
-        third.take(tmp_path, [4, 2])
-    second.take(tmp_path, [4])  # which a refused one does not keep; 3 is free again
-    third.take(tmp_path, [3])
-    for hold in (first, second, third):
-        hold.release()
-    workers = [lock.StatesHold(shared=True), lock.StatesHold(shared=True)]
-    for worker in workers:
-        worker.take(tmp_path, [0, 1])
-    with pytest.raises(ConfigError, match="the state of client 0"):
-        lock.StatesHold().take(tmp_path, [0])
-    workers[0].release()
-    with pytest.raises(ConfigError, match="the state of client 0"):
-        lock.StatesHold().take(tmp_path, [0])
-    workers[1].release()
-    first.take(tmp_path, [0, 1])
-
-
-def test_states_of_a_killed_process_are_free(tmp_path):
-    words = [sys.executable, "-c", HOLD_STATES, str(tmp_path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=f"the state of client 1 .* by process {process.pid}"):
-            lock.StatesHold().take(tmp_path, [1, 2])
-        process.kill()
-    lock.StatesHold().take(tmp_path, [1, 2])
-
-
-def test_a_hold_on_states_that_were_deleted_ends_and_makes_no_folder_again(tmp_path):
-    hold = lock.StatesHold()
-    hold.take(tmp_path / "state", [0, 1])
-    shutil.rmtree(tmp_path / "state")
-    hold.release()
-    assert not (tmp_path / "state").exists()
-
-
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'{"host": "a', b"[]"])
 def test_a_damaged_lock_names_nobody(tmp_path, monkeypatch, content):
     monkeypatch.setattr(lock, "ENDING_S", 0.0)
@@ -176,7 +126,7 @@ def use(where: str, folder: Path) -> None:
         with lock.holding(folder):
             pass
     elif where == "states":
-        lock.StatesHold().take(folder, [3])
+        StatesHold().take(folder, [3])
     elif where == "keys":
         keys.allow(folder, [0], "k" * keys.KEY_LENGTH)
     else:
