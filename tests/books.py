@@ -53,7 +53,7 @@ def booked(row: dict[str, Any]) -> Booked:
         cut=row.get("lost", False),
     )
     what = row["useful"], row.get("reason", ""), row.get("staleness")
-    return Booked(account, *what, row["round"], row.get("worker"))
+    return Booked(account, *what, row["round"], row.get("worker"), row["bytes"])
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:

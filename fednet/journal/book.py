@@ -292,11 +292,12 @@ class Book:
         round: int | None = None,
         worker: str | None = None,
     ) -> Booked:
-        booked = Booked(a, useful, reason, staleness, a.round if round is None else round, worker)
-        nbytes = booked.nbytes
+        nbytes = sum(a.kinds.values()) + a.envelope
+        round = a.round if round is None else round
+        booked = Booked(a, useful, reason, staleness, round, worker, nbytes)
         self.totals[a.direction] += nbytes
         if self._by_round:
-            tally = self._tally(booked.round)
+            tally = self._tally(round)
             tally.spent[a.direction] += nbytes
             if useful and a.purpose == "train":
                 add_kinds(tally.useful[a.direction], a.kinds)

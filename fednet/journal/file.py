@@ -27,7 +27,7 @@ from fednet.errors import StateError
 from fednet.files import OWN, opened, write_all, write_aside
 from fednet.journal.events import Accepted, Event, Kept
 
-LONG = 4 << 20
+LONG = 16 << 20
 """Bytes from which on a file is written again: of events, or of all that can be given back."""
 
 _LENGTHS = struct.Struct("<QI")  # bytes of the payloads, and of the events

@@ -49,7 +49,7 @@ class Link:
         self,
         side: str,  # "server" or "client"
         send: Callable[[bytes, Sequence[Frame]], bool],
-        framing: Callable[[int], int],  # bytes on the wire of a frame of n bytes
+        framing: Callable[..., int],  # (sizes): bytes on the wire of frames of so many bytes
         journal: Journal,
         # (sent, received) bytes of a connection before its first message
         greeting: tuple[int, int] = (0, 0),
@@ -72,8 +72,8 @@ class Link:
         # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
         self._counted: dict[bytes, dict[Name, None]] = {}
         self._booked: dict[bytes, int] = {}  # bytes that came, by connection
-        # Of the last payload that crossed whole: most are of one form.
-        self._last: tuple[Sequence[m.Field], int, dict[str, int], int] = ((), 0, {}, 0)
+        # By direction, of the last payload that crossed whole: most are of one form.
+        self._last: dict[m.Direction, tuple[Sequence[m.Field], int, dict[str, int], int]] = {}
 
     # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
@@ -85,7 +85,7 @@ class Link:
         frames: list[Frame] = [encode(message)]
         if body is not None:
             frames.append(body)
-        nbytes = sum([self._framing(len(frame)) for frame in frames])
+        nbytes = self._framing(*map(len, frames))
         return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
     def send_composed(self, out: Outgoing) -> bool:
@@ -119,7 +119,7 @@ class Link:
         why it belongs to nothing that is under way (late, doubled, refused). It is wasted then: it
         gets a row of its own, and the account of the payload that it names stays as it is.
         """
-        nbytes = sum([self._framing(len(frame)) for frame in frames])
+        nbytes = self._framing(*map(len, frames))
         if conn in self._booked:  # else it has ended, and been counted
             self._booked[conn] += nbytes
         name, *_ = self._add(conn, self.back, message, body, nbytes, stray)
@@ -159,13 +159,14 @@ class Link:
         if key is None and stray:
             return self._count(conn, direction, "refused", nbytes), nbytes, kinds, raw
         type = str(message.__struct_config__.tag)
-        name = self._once_name(conn, direction)
-        if key is not None and isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
+        name: Name
+        if key is None or not isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
+            name = self._once_name(conn, direction)
+        else:
             if type != "pull":
                 type = CARRIERS[direction]
             payload: Name = (conn, direction, type, key)
-            if not stray:
-                name = payload
+            name = self._once_name(conn, direction) if stray else payload
             length = 0 if body is None else len(body)
             start, form = 0, self.journal.book.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
@@ -177,7 +178,7 @@ class Link:
             elif isinstance(message, m.Part):
                 start = message.index * self._part
             if length:
-                kinds, raw = self._split(form, start, length)
+                kinds, raw = self._split(direction, form, start, length)
             if type != "pull" and key.purpose == "evaluate":
                 type = "evaluate"
         envelope = nbytes - sum(kinds.values())
@@ -189,15 +190,15 @@ class Link:
         return name, envelope, kinds, raw
 
     def _split(
-        self, form: Sequence[m.Field], start: int, length: int
+        self, direction: m.Direction, form: Sequence[m.Field], start: int, length: int
     ) -> tuple[dict[str, int], int]:
         """See `split`; nobody changes what is returned."""
-        last, nbytes, kinds, raw = self._last
-        if start or length != nbytes or form != last:
-            kinds, raw = split(form, start, start + length)
-            if not start:
-                self._last = form, length, kinds, raw
-        return kinds, raw
+        if start:
+            return split(form, start, start + length)
+        last = self._last.get(direction)
+        if last is None or length != last[1] or form != last[0]:
+            last = self._last[direction] = form, length, *split(form, 0, length)
+        return last[2:]
 
     def _once_name(self, conn: bytes, direction: m.Direction) -> Name:
         """Of a message that is a row at once."""

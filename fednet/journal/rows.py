@@ -24,10 +24,7 @@ class Booked(NamedTuple):
     staleness: int | None
     round: int
     worker: str | None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.account.kinds.values()) + self.account.envelope
+    nbytes: int
 
     @property
     def lost(self) -> bool:

@@ -25,12 +25,15 @@ in READY."""
 CURVE_READY_BYTES = 2 + 6 + 8 + 16 + 22 + 13
 
 
-def framing(nbytes: int, curve: bool = False) -> int:
-    """All bytes that one frame of `nbytes` takes on TCP: itself, a byte of flags and its length,
-    one byte up to 255, eight above.
+def framing(*sizes: int, curve: bool = False) -> int:
+    """All bytes that frames of these sizes take on TCP: each itself, a byte of flags and its
+    length, one byte up to 255, eight above.
     """
-    inner = nbytes + CURVE_FRAME_BYTES if curve else nbytes
-    return inner + 2 if inner <= 255 else inner + 9
+    total = 0
+    for size in sizes:
+        inner = size + CURVE_FRAME_BYTES if curve else size
+        total += inner + 2 if inner <= 255 else inner + 9
+    return total
 
 
 def connection_bytes(curve: bool, role: Literal["server", "client"]) -> tuple[int, int]:

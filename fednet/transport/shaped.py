@@ -143,7 +143,7 @@ class ShapedClient:
     def _hold(self, direction: Direction, message: Received) -> None:
         name, link = self._link_of(message.frames)
         one = self._directions.setdefault((direction, name), _Direction())
-        nbytes = sum(framing(len(frame), curve=self._curve) for frame in message.frames)
+        nbytes = framing(*map(len, message.frames), curve=self._curve)
         begins = max(self._now(), one.free_at)
         one.free_at = begins + link.busy(nbytes, direction, begins - self._began)
         one.held.append((one.free_at + link.latency_ms / 1e3, message))

@@ -14,6 +14,11 @@ KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
 
 
+def framing(*sizes: int) -> int:
+    """A byte for each frame."""
+    return sum(sizes) + len(sizes)
+
+
 class Ends:
     """A client's and a server's link, joined by a list. Frames cost one byte more than they
     hold.
@@ -25,10 +30,20 @@ class Ends:
         self.up_rows: list[dict] = []
         self.down_rows: list[dict] = []
         self.client = Link(
-            "client", self._send, lambda n: n + 1, Journal(self.up_rows.append), (64, 43), part
+            "client",
+            self._send,
+            lambda *sizes: sum(sizes) + len(sizes),
+            Journal(self.up_rows.append),
+            (64, 43),
+            part,
         )
         self.server = Link(
-            "server", self._send, lambda n: n + 1, Journal(self.down_rows.append), (43, 64), part
+            "server",
+            self._send,
+            lambda *sizes: sum(sizes) + len(sizes),
+            Journal(self.down_rows.append),
+            (43, 64),
+            part,
         )
 
     def _send(self, conn, frames) -> bool:

@@ -15,15 +15,12 @@ from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.transport.framing import framing
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 
 PART = 8
 GREETING = (107, 107)
-
-
-def framing(n: int) -> int:
-    return n + (2 if n <= 255 else 9)
 
 
 def form(size: int, kind: str = "state") -> list[m.Field]:

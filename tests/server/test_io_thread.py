@@ -52,7 +52,7 @@ class Work:
 
     device = SimpleNamespace(forget=lambda: None)
 
-    def work(self, task, body, step):
+    def work(self, task, body, step, check=None):
         size = len(body)
         form, values = [m.Field("x", "delta", size, size)], [bytes(body)]
         if task.judge:
@@ -79,7 +79,7 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
     link = Link(
         "server",
         transport.send,
-        lambda n: framing(n, curve=curve),
+        lambda *sizes: framing(*sizes, curve=curve),
         journal,
         connection_bytes(curve, "server"),
     )

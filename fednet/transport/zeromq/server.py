@@ -382,8 +382,7 @@ class ZmqServer:
                 if not stands:
                     events.append(Closed(conn))
             if conn in conns:
-                for frame in body:
-                    conns[conn].received += framing(len(frame), curve=curve)
+                conns[conn].received += framing(*map(len, body), curve=curve)
         return False
 
     def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
