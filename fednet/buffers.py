@@ -76,7 +76,7 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
     return np.asarray(lease).view(dtype)
 
 
-def copied(values: Array) -> Array:
+def copy_to_lent(values: Array) -> Array:
     """Returns a copy; a large one in memory that is lent."""
     if values.nbytes < FROM_BYTES:
         return values.copy()
@@ -98,7 +98,7 @@ def give_back_idle() -> None:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Inside, cycles are not looked for, and never among what was made here: what a process of
     fednet's own imports, and builds once, stays as long as it does. To import torch took a fifth
     longer, and a forked process copied what was looked at.

@@ -51,10 +51,12 @@ def free_memory() -> int:
 def check_memory(nbytes: int, what: str) -> None:
     """Raises ConfigError if there is not enough memory. what: takes so many bytes."""
     if nbytes > (free := free_memory()):
-        raise ConfigError(f"{what} takes {_shown(nbytes)} of memory; {_shown(free)} are free here.")
+        raise ConfigError(
+            f"{what} takes {_size_text(nbytes)} of memory; {_size_text(free)} are free here."
+        )
 
 
-def _shown(nbytes: int) -> str:
+def _size_text(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
 
 

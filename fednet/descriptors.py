@@ -38,7 +38,7 @@ def limit(raised: bool = False) -> int:
         n if 0 <= n < MAX_DESCRIPTORS else MAX_DESCRIPTORS  # unlimited is -1
         for n in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    if raised and soft < most and _set(most):
+    if raised and soft < most and _set_limit(most):
         soft = most
     return soft
 
@@ -47,7 +47,7 @@ def keep_back() -> None:
     """Lowers this process's limit to `KEPT` fewer than the system allows, but for `reaching`."""
     global _beyond
     _beyond = limit(raised=True)
-    _set(_beyond - min(KEPT, _beyond // 8))
+    _set_limit(_beyond - min(KEPT, _beyond // 8))
 
 
 def reaching(opens: Callable[[], Opened]) -> Opened:
@@ -64,18 +64,18 @@ def reaching(opens: Callable[[], Opened]) -> Opened:
         # One at a time: what one lowers again, another would have raised.
         with _reaching:
             soft = limit()
-            _set(_beyond)
+            _set_limit(_beyond)
             try:
                 return opens()
             except OSError as full:
                 if full.errno != errno.EMFILE or time.monotonic() > until:
                     raise
             finally:
-                _set(soft)
+                _set_limit(soft)
         time.sleep(0.01)  # a waiting connection took it first
 
 
-def synced(file: int, path: Path | str) -> None:
+def flush_to_disk(file: int, path: Path | str) -> None:
     """Flushes a file to the disk. The system's own error does not name the file."""
     try:
         os.fsync(file)
@@ -83,7 +83,7 @@ def synced(file: int, path: Path | str) -> None:
         raise OSError(broken.errno, broken.strerror, str(path)) from broken
 
 
-def _set(soft: int) -> bool:
+def _set_limit(soft: int) -> bool:
     """Sets the limit. Returns False if the system has a lower limit of its own."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     try:

@@ -37,7 +37,7 @@ _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+
 LONGEST = 4000  # characters of a sentence: a message has room for 4096
 
 
-def shortened(sentence: str) -> str:
+def shorten(sentence: str) -> str:
     """Returns a sentence; of a long one its beginning and its length."""
     if len(sentence) <= LONGEST:
         return sentence
@@ -52,7 +52,7 @@ class FednetError(Exception):
     exit_status = 3
 
     def __str__(self) -> str:
-        return shortened(super().__str__())
+        return shorten(super().__str__())
 
 
 class ConfigError(FednetError):
@@ -246,7 +246,7 @@ REFUSED = (
 LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v, a container's)"
 
 
-def refused(broken: BaseException) -> str | None:
+def machine_error(broken: BaseException) -> str | None:
     """Returns the sentence for an error that is the machine's; None for any other."""
     if isinstance(broken, OSError) and broken.errno in REFUSED:
         return f"{broken.strerror}{f': {broken.filename}' if broken.filename else ''}."
@@ -258,19 +258,19 @@ def refused(broken: BaseException) -> str | None:
 def complain(text: str, whole: bool = False) -> None:
     """Prints a sentence on stderr, if that can be written to. whole: a traceback, printed whole."""
     try:
-        print(text.rstrip("\n") if whole else shortened(text), file=sys.stderr, flush=True)
+        print(text.rstrip("\n") if whole else shorten(text), file=sys.stderr, flush=True)
     except OSError:
         nowhere(sys.stderr)
 
 
-def timed(text: str) -> str:
+def with_time(text: str) -> str:
     """Returns a line of the console with the time of day before it."""
     return f"{time.strftime('%H:%M:%S')}  {text}"
 
 
 def log_line(text: str) -> str:
     """Returns a line about a round for stdout: with the time of day, unless that is a terminal."""
-    return text if sys.stdout.isatty() else timed(text)
+    return text if sys.stdout.isatty() else with_time(text)
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:

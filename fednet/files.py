@@ -31,7 +31,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from fednet.descriptors import reaching, synced
+from fednet.descriptors import flush_to_disk, reaching
 from fednet.errors import ConfigError, StateError
 from fednet.plain import JsonDict, as_json, plain
 
@@ -51,23 +51,23 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 OWN = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
+def open_descriptor(path: Path | str, flags: int, mode: int = 0o666) -> int:
     """Opens a file, also where connections use all descriptors that they may have."""
     return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
 
 def read_bytes(path: Path) -> bytes:
     """Returns a file's content."""
-    with named(path):
+    with naming_file(path):
         return reaching(path.read_bytes)
 
 
-def listed(folder: Path, pattern: str = "*") -> list[Path]:
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     """Returns what is in a folder under names of that pattern; nothing if there is no such folder.
     (From Python 3.13 on `Path.glob` leaves out in silence what it cannot read.)
     """
     try:
-        with named(folder):
+        with naming_file(folder):
             names = reaching(lambda: os.listdir(folder))
     except FileNotFoundError:
         return []
@@ -81,7 +81,7 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def named(path: Path | str) -> Iterator[None]:
+def naming_file(path: Path | str) -> Iterator[None]:
     """Makes the system's errors inside name that file, where they name none, as those of reading,
     writing and locking do.
     """
@@ -97,7 +97,7 @@ def named(path: Path | str) -> Iterator[None]:
 def locking(path: Path | str) -> Iterator[None]:
     """Inside, that file is locked. Raises ConfigError if its file system has no locks."""
     try:
-        with named(path):
+        with naming_file(path):
             yield
     except OSError as broken:
         if broken.errno not in NO_LOCKS:
@@ -143,13 +143,15 @@ def write_aside(
         if mode is not None:  # what a process of that id left would keep its own
             aside.unlink(missing_ok=True)
         new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
+        with open(
+            open_descriptor(aside, new, 0o666 if mode is None else mode), "wb", buffering=0
+        ) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)  # whatever this process masks
             for part in [data] if isinstance(data, (str, bytes, bytearray, memoryview)) else data:
                 write_all(file.fileno(), part)
             if fsync:
-                synced(file.fileno(), path)
+                flush_to_disk(file.fileno(), path)
         if first:
             try:
                 os.link(aside, path)
@@ -160,9 +162,9 @@ def write_aside(
         else:
             aside.replace(path)
         if fsync:
-            folder = opened(path.parent, os.O_RDONLY)
+            folder = open_descriptor(path.parent, os.O_RDONLY)
             try:
-                synced(folder, path.parent)
+                flush_to_disk(folder, path.parent)
             finally:
                 os.close(folder)
     return True
@@ -173,7 +175,10 @@ def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
     Raises FileExistsError, and OSError, after which no half of it stays.
     """
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(opened(path, new, mode), "wb", buffering=0) as file, _whole_or_gone(path, path):
+    with (
+        open(open_descriptor(path, new, mode), "wb", buffering=0) as file,
+        _whole_or_gone(path, path),
+    ):
         write_all(file.fileno(), data)
 
 
@@ -195,7 +200,7 @@ def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
 
 def clear_asides(folder: Path) -> None:
     """Removes what a killed process left half written. Call it with the folder's lock."""
-    for aside in listed(folder, ".*"):
+    for aside in list_folder(folder, ".*"):
         if ASIDE.fullmatch(aside.name) and aside.is_file():
             aside.unlink(missing_ok=True)
 
@@ -234,25 +239,25 @@ def digest(segments: Iterable[Buffer]) -> bytes:
 
 def line(record: JsonDict) -> bytes:
     """Returns a record as a line with its digest."""
-    return checked(as_json(record).encode())
+    return with_digest(as_json(record).encode())
 
 
 def plain_line(record: JsonDict) -> bytes:
     """Returns the same line, for a record of strings and whole numbers only, in a fifth of the
     time.
     """
-    return checked(msgspec.json.encode(record))
+    return with_digest(msgspec.json.encode(record))
 
 
-def checked(text: bytes) -> bytes:
+def with_digest(text: bytes) -> bytes:
     """Returns the text of a JSON object, with at least one field, as a line with its digest."""
     return b'%b%b%b"}\n' % (text[:-1], _CHECK, xxhash.xxh3_64_hexdigest(text).encode())
 
 
-def unchecked(text: bytes) -> bytes:
-    """Returns the text that `checked` got. Raises ValueError if it did not return this line."""
+def without_digest(text: bytes) -> bytes:
+    """Returns the text that `with_digest` got. Raises ValueError if it did not return this line."""
     record = text.removesuffix(b"\n")[:-_TAIL_BYTES] + b"}"
-    if checked(record) != text.removesuffix(b"\n") + b"\n":
+    if with_digest(record) != text.removesuffix(b"\n") + b"\n":
         raise ValueError(f"its check is {'of another text' if _CHECK in text else 'missing'}")
     return record
 
@@ -272,7 +277,7 @@ def read_record(path: Path, remedy: str) -> JsonDict:
         text = read_bytes(path)
         if not text.endswith(b"\n"):
             raise ValueError("its end is missing" if text else "it is empty")
-        return decoded(unchecked(text))
+        return decode_line(without_digest(text))
     except (ValueError, RecursionError) as broken:
         raise StateError(f"{path}: not what was written there ({broken}); {remedy}.") from broken
 
@@ -290,7 +295,7 @@ def read_text(path: Path, remedy: str) -> str:
     return text
 
 
-def decoded(text: bytes) -> JsonDict:
+def decode_line(text: bytes) -> JsonDict:
     try:
         return msgspec.json.decode(text, type=JsonDict)
     except msgspec.DecodeError:  # a NaN, which msgspec does not read
@@ -315,7 +320,7 @@ class Lines:
 
     def append(self, record: JsonDict) -> None:
         text = self._text(record)
-        with self._lock, named(self.path):
+        with self._lock, naming_file(self.path):
             self._length += self._file.write(text)
 
     def was_cut(self, length: int) -> None:
@@ -327,20 +332,20 @@ class Lines:
         length that the file has by what was written, whatever became of it.
         """
         length = self._length  # before it: another thread may append meanwhile
-        with named(self.path):
+        with naming_file(self.path):
             self._file.flush()
         if fsync:
-            synced(self._file.fileno(), self.path)
+            flush_to_disk(self._file.fileno(), self.path)
         return length
 
     def close(self) -> None:
-        with named(self.path):
+        with naming_file(self.path):
             self._file.close()
 
 
 def read_lines(path: Path) -> Iterator[JsonDict]:
     """Returns the records of a file of lines, without their checks; see `read_rows`."""
-    return read_rows(path, decoded)
+    return read_rows(path, decode_line)
 
 
 def read_rows(
@@ -355,13 +360,13 @@ def read_rows(
     decode: makes a record of a line's text, without its check; its msgspec.ValidationError becomes
     a StateError that names the line. seen: is given each line that is read.
     """
-    with reaching(lambda: path.open("rb")) as file, named(path):
+    with reaching(lambda: path.open("rb")) as file, naming_file(path):
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
             seen(text)
             try:
-                record = decode(unchecked(text))
+                record = decode(without_digest(text))
             except msgspec.ValidationError as other:
                 raise StateError(f"{path}:{number}: {other}.") from None
             except (ValueError, RecursionError) as broken:
@@ -386,7 +391,7 @@ def repair(path: Path) -> None:
     """Cuts off a torn last line: a crash ended the process that wrote it."""
     if not path.exists():
         return
-    with reaching(lambda: path.open("r+b")) as file, named(path):
+    with reaching(lambda: path.open("r+b")) as file, naming_file(path):
         at = size = file.seek(0, os.SEEK_END)
         whole = 0  # the length of the whole lines
         while at > 0 and not whole:
@@ -419,7 +424,7 @@ def pages(path: str) -> memoryview:
     """Maps a file, for as long as anything refers to the bytes. Writing to them does not change the
     file.
     """
-    file = opened(path, os.O_RDONLY | OWN)
+    file = open_descriptor(path, os.O_RDONLY | OWN)
     try:
         about = os.fstat(file)
         found = reaching(lambda: copy_on_write(file))  # it has a descriptor of its own

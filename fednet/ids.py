@@ -74,7 +74,7 @@ def ranges_as_text(found: Iterable[int | tuple[int, int]]) -> str:
     return ", ".join(str(i) if isinstance(i, int) else f"{i[0]}-{i[1]}" for i in found)
 
 
-def expanded(found: Sequence[object], most: int) -> list[int]:
+def expand_ranges(found: Sequence[object], most: int) -> list[int]:
     """Returns the ids of such ranges, as a peer sent them. Raises ValueError for anything else, and
     for more than `most` ids, before they take memory.
     """

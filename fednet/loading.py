@@ -18,7 +18,7 @@ from typing import Any
 
 from fednet import registry
 from fednet.errors import ConfigError, FednetError
-from fednet.places import expanded
+from fednet.places import expand_home
 
 
 class UserFileError(ConfigError):
@@ -49,7 +49,7 @@ def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
     """Imports each file once, and again when it was edited; its decorators register its parts.
     Raises ConfigError, UserFileError.
     """
-    return [_load(expanded(p, "--load").resolve()) for p in paths]
+    return [_load(expand_home(p, "--load").resolve()) for p in paths]
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _here() -> dict[str, Loaded]:
     return _loaded if own is None else own
 
 
-def loaded() -> dict[str, str]:
+def loaded_files() -> dict[str, str]:
     """Returns the files loaded in this process, {name: SHA-256}. A client and a server compare
     them.
     """
@@ -171,7 +171,7 @@ def place(part: Callable[..., object]) -> str:
     return Path(getattr(sys.modules.get(part.__module__), "__file__", None) or part.__module__).name
 
 
-def raised(broken: BaseException, anywhere: bool = False) -> str:
+def error_text(broken: BaseException, anywhere: bool = False) -> str:
     """Returns an exception's message, and in which line of a user's own code it arose, without the
     folder. anywhere: or of any code.
     """
@@ -189,7 +189,7 @@ Arguments = tuple[Any, ...]  # positional arguments, of any types
 Check = Callable[[Any, Arguments, object], "str | None"]
 
 
-def held(kind: type, returns: Mapping[str, Check]) -> None:
+def check_returns(kind: type, returns: Mapping[str, Check]) -> None:
     """Makes each function of a user's class with a name in `returns` check what it returns. It then
     raises WrongPart, which says what was expected and in which line, not what goes wrong later.
     """
@@ -197,10 +197,10 @@ def held(kind: type, returns: Mapping[str, Check]) -> None:
         own = inspect.getattr_static(kind, name, None)
         users = isinstance(own, FunctionType) and own.__module__.partition(".")[0] != "fednet"
         if users and not hasattr(own, "__wrapped__"):
-            setattr(kind, name, _held(name, own, check))
+            setattr(kind, name, _with_check(name, own, check))
 
 
-def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
+def _with_check(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
     @functools.wraps(own)
     def call(part: object, *given: object, **named: object) -> object:
         found = own(part, *given, **named)

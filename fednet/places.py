@@ -15,17 +15,17 @@ def runs_as_named() -> str:
 
 def runs() -> Path:
     """Returns the folder of runs, with `~` as the home directory."""
-    return expanded(runs_as_named(), "FEDNET_OUT")
+    return expand_home(runs_as_named(), "FEDNET_OUT")
 
 
 def cache() -> Path:
     """Returns the user's cache: $XDG_CACHE_HOME/fednet, else ~/.cache/fednet."""
     if os.environ.get("XDG_CACHE_HOME"):
-        return expanded(os.environ["XDG_CACHE_HOME"], "XDG_CACHE_HOME") / "fednet"
-    return expanded("~/.cache/fednet", "the cache ($XDG_CACHE_HOME)")
+        return expand_home(os.environ["XDG_CACHE_HOME"], "XDG_CACHE_HOME") / "fednet"
+    return expand_home("~/.cache/fednet", "the cache ($XDG_CACHE_HOME)")
 
 
-def expanded(path: Path | str, key: str) -> Path:
+def expand_home(path: Path | str, key: str) -> Path:
     """Returns a path that a user gave, with `~` as the home directory: every path of a
     configuration, a command and a function is read so. key: for the error.
     """

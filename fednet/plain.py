@@ -62,13 +62,13 @@ def visible(text: str) -> str:
     """The text with what nobody sees, moves a cursor, or turns the direction of the text beside it
     as an escape, such as \\u202e. Spaces, tabs and the ends of lines stay.
     """
-    return _SPECIAL.sub(_escaped, text)
+    return _SPECIAL.sub(_escape, text)
 
 
 _SPECIAL = re.compile(r"[^ -~\t\n]")  # all but the common ones
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     c = found[0]
     return c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1]
 
@@ -80,7 +80,7 @@ def part_of(share: float, n: int) -> int:
     return math.floor(share * n + 1e-9)
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Returns rows of cells as lines, with columns as wide as their widest cell. right: the columns
     whose cells end at the same place.
     """

@@ -76,8 +76,8 @@ class Registry:
             old = held.get(name)
             if old is not None and not _same(old, part):
                 raise ConfigError(
-                    f"the {self.kind} {name!r} is registered twice: in {_written(old)[0]} and in "
-                    f"{_written(part)[0]}."
+                    f"the {self.kind} {name!r} is registered twice: in {_file_and_name(old)[0]} "
+                    f"and in {_file_and_name(part)[0]}."
                 )
             held[name] = part
             return part
@@ -177,7 +177,7 @@ def shipped(module: str) -> bool:
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _written(part: Part) -> tuple[str, str]:
+def _file_and_name(part: Part) -> tuple[str, str]:
     """Returns the file and name of a part, which are the same where a file is imported twice."""
     module = sys.modules.get(part.__module__)
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
@@ -185,8 +185,8 @@ def _written(part: Part) -> tuple[str, str]:
 
 def _same(one: Part, other: Part) -> bool:
     """Whether two parts are one, of a file that was imported twice or of a copy of it."""
-    file, name = _written(one)
-    copy, named = _written(other)
+    file, name = _file_and_name(one)
+    copy, named = _file_and_name(other)
     if name != named or file == copy:
         return (file, name) == (copy, named)
     try:

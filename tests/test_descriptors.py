@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fednet import descriptors
-from fednet.errors import refused
-from fednet.files import Lines, opened, read_lines, read_record, write_json, write_record
+from fednet.errors import machine_error
+from fednet.files import Lines, open_descriptor, read_lines, read_record, write_json, write_record
 from tests.processes import ROOT
 
 MANY = 200
@@ -67,7 +67,7 @@ def patience(folder: Path) -> None:
     held = crowd()
     descriptors.keep_back()
     threading.Timer(0.2, lambda: held.pop().close()).start()
-    os.close(opened(folder / "file", os.O_WRONLY | os.O_CREAT))
+    os.close(open_descriptor(folder / "file", os.O_WRONLY | os.O_CREAT))
 
 
 def end(folder: Path) -> None:
@@ -75,7 +75,7 @@ def end(folder: Path) -> None:
     held = crowd()
     descriptors.keep_back()
     with pytest.raises(OSError, match="Too many open files"):
-        opened(folder / "file", os.O_WRONLY | os.O_CREAT)
+        open_descriptor(folder / "file", os.O_WRONLY | os.O_CREAT)
     assert held
 
 
@@ -87,4 +87,4 @@ def test_files_are_opened_beyond_what_connections_may_take(case, tmp_path):
 @pytest.mark.parametrize("full", [errno.EMFILE, errno.ENFILE])
 def test_that_no_more_may_be_opened_is_no_fault_of_fednet(full):
     said = os.strerror(full)
-    assert refused(OSError(full, said, "log/server.log")) == f"{said}: log/server.log."
+    assert machine_error(OSError(full, said, "log/server.log")) == f"{said}: log/server.log."

@@ -18,11 +18,11 @@ from fednet.files import (
     Lines,
     last_lines,
     line,
-    listed,
+    list_folder,
     plain_line,
     read_lines,
     read_record,
-    unchecked,
+    without_digest,
     write_aside,
     write_json,
     write_new,
@@ -56,7 +56,7 @@ def test_what_is_no_finite_number_is_null_in_every_json_file(tmp_path, indent):
         "one": np.float64("nan"),
     }
     write_json(tmp_path / "a.json", value, indent)
-    (tmp_path / "b.json").write_bytes(unchecked(line(value)))
+    (tmp_path / "b.json").write_bytes(without_digest(line(value)))
     expected = {
         "loss": None,
         "most": [None, {"least": [None, 0.5, 3, True, None, "NaN"]}],
@@ -110,7 +110,7 @@ def test_a_file_that_a_failing_disk_does_not_read_or_write_is_named(tmp_path, mo
     works = {
         path: lambda: read_record(path, ""),
         tmp_path / "new": lambda: write_aside(tmp_path / "new", b"text"),
-        tmp_path: lambda: listed(tmp_path),
+        tmp_path: lambda: list_folder(tmp_path),
     }
     for place, work in works.items():
         with pytest.raises(OSError, match=os.strerror(number)) as raised:
@@ -121,5 +121,9 @@ def test_a_file_that_a_failing_disk_does_not_read_or_write_is_named(tmp_path, mo
 def test_a_folder_is_listed_by_a_pattern_in_order_and_one_that_is_not_there_is_empty(tmp_path):
     for name in ("b.json", "a.json", ".c.json", "d.jsonl"):
         (tmp_path / name).touch()
-    assert [path.name for path in listed(tmp_path, "*.json")] == [".c.json", "a.json", "b.json"]
-    assert listed(tmp_path / "other") == []
+    assert [path.name for path in list_folder(tmp_path, "*.json")] == [
+        ".c.json",
+        "a.json",
+        "b.json",
+    ]
+    assert list_folder(tmp_path / "other") == []

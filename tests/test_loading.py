@@ -45,7 +45,7 @@ def test_two_files_of_one_name_are_two(tmp_path, alone):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(f"WHICH = {folder!r}\n")
     first, second = load_parts([tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"])
-    assert loading.loaded() == {"mine.py": first.sha256, "mine-2.py": second.sha256}
+    assert loading.loaded_files() == {"mine.py": first.sha256, "mine-2.py": second.sha256}
     copy = tmp_path / "mine-2.py"
     copy.write_bytes(second.path.read_bytes())
     assert load_parts([copy]) == [second]  # the same file under another name

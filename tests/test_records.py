@@ -9,7 +9,7 @@ import math
 import pytest
 
 from fednet.cli.display import round_line, summary_rows
-from fednet.files import checked, read_lines
+from fednet.files import read_lines, with_digest
 from fednet.records import (
     FILES,
     METRICS,
@@ -72,7 +72,7 @@ def test_the_loss_of_a_training_that_diverged_is_null_and_that_of_an_older_file_
     assert rounds[1].train_loss == second["train_loss"]
 
     def older(record):
-        (path / "rounds.jsonl").write_bytes(checked(json.dumps(record).encode()))
+        (path / "rounds.jsonl").write_bytes(with_digest(json.dumps(record).encode()))
 
     older({**first, "train_loss": math.nan})
     (row,) = open_run(path).rounds

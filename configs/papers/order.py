@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fednet.papers.rendering import deviation, grouped, mean, targeted
+from fednet.papers.rendering import deviation, group_by_column, is_cost_to_target, mean
 from fednet.papers.results import unrun
 from fednet.plain import JsonMapping
 from fednet.report import metrics
@@ -31,7 +31,7 @@ LESS_IS_BETTER = (
 
 def less(measure: object) -> bool:
     """Whether less of it is better."""
-    return measure in LESS_IS_BETTER or targeted(measure)
+    return measure in LESS_IS_BETTER or is_cost_to_target(measure)
 
 
 def standing(runs: Sequence[JsonMapping]) -> float | None:
@@ -40,7 +40,7 @@ def standing(runs: Sequence[JsonMapping]) -> float | None:
     a method that always gets there.
     """
     done = [r for r in runs if r["status"] == "done"]
-    never = any(r["ours"] is None and targeted(r["measure"]) for r in done)
+    never = any(r["ours"] is None and is_cost_to_target(r["measure"]) for r in done)
     return (
         statistics.median(math.inf if r["ours"] is None else float(r["ours"]) for r in done)
         if never
@@ -168,10 +168,10 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             f"Settings chosen by validation accuracy among the points that the file -chosen.json "
             f"of this table has: {found_by_search}."
         )
-    for column, methods in grouped(rows).items():
+    for column, methods in group_by_column(rows).items():
         if leads := paired(methods):
             yield f"{setting(column)}: {leads}."
-    for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
+    for column, methods in group_by_column([r for r in rows if r["scale"] != "mini"]).items():
         found = order(methods)
         if found is not None:
             yield (
@@ -258,7 +258,7 @@ def counted(rows: Sequence[Row]) -> tuple[Counts, Counts]:
     rows = [r for r in rows if r.get("in_paper") != "no"]
     own = own_method(rows)
     rows = [r for r in rows if not r["changed"]]
-    columns = [list(ranked(m).values()) for m in grouped(rows).values()]
+    columns = [list(ranked(m).values()) for m in group_by_column(rows).values()]
     if all(len(c) < 2 for c in columns):
         columns = [[runs for c in columns for runs in c]]
         own = None
@@ -270,7 +270,7 @@ def counted(rows: Sequence[Row]) -> tuple[Counts, Counts]:
             as_printed = 1 if float(a[0]["paper"]) > float(b[0]["paper"]) else -1
             # A run that never got to its target: the differences of the other seeds alone would
             # say nothing of that.
-            never = any(r["ours"] is None and targeted(r["measure"]) for r in (*a, *b))
+            never = any(r["ours"] is None and is_cost_to_target(r["measure"]) for r in (*a, *b))
             leads = differences([(as_printed, a), (-as_printed, b)])
             if own in (None, plain(str(a[0]["method"])), plain(str(b[0]["method"]))):
                 ours = add(ours, leads, never)

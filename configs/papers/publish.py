@@ -360,7 +360,7 @@ def _others(rows: Sequence[Row]) -> list[str]:
     for n in names:
         head += [f"{n.replace('_', ' ')}, paper", "ours"]
     lines = []
-    for column, methods in rendering.grouped(rows).items():
+    for column, methods in rendering.group_by_column(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
             cells = []
@@ -398,7 +398,7 @@ def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
         )
 
     rows = sorted(results.read_csv(path), key=place)
-    return [{**r, "label": said.get(rendering.shown(r), {}).get("label")} for r in rows]
+    return [{**r, "label": said.get(rendering.method_label(r), {}).get("label")} for r in rows]
 
 
 # -- README.md -------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ def _ran(scale: str, rows: Sequence[Row]) -> str:
     datasets = ", ".join(dict.fromkeys(str(r["dataset"]) for r in rows))
     many = [
         len({r["seed"] for r in runs})
-        for methods in rendering.grouped(rows).values()
+        for methods in rendering.group_by_column(rows).values()
         for runs in methods.values()
     ]
     least, most = min(many), max(many)
@@ -535,7 +535,7 @@ def _commands(name: str, scale: str, rows: Sequence[Row]) -> list[str]:
     words += [f"--dataset {next(iter(ran))}"] if len(ran) == 1 < len(every) else []
     words += ["--scale mini"] if scale == "mini" else []
     seeds: dict[frozenset[int], list[tuple[tuple[str, ...], str]]] = {}
-    for column, methods in rendering.grouped(done).items():
+    for column, methods in rendering.group_by_column(done).items():
         for method, runs in methods.items():
             seeds.setdefault(frozenset(int(r["seed"]) for r in runs), []).append((column, method))
     most = max(seeds, key=lambda own: len(seeds[own]))
@@ -589,7 +589,7 @@ def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterat
     cells = papers.cells(name)
     paper = name.partition("/")[0]
     ours = {
-        scale: rendering.grouped(r for r in rows if not r["changed"])
+        scale: rendering.group_by_column(r for r in rows if not r["changed"])
         for scale, rows in _done(name, books).items()
     }
     columns: dict[tuple[str, str, str], dict[str, float | None]] = {}

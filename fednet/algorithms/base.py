@@ -31,7 +31,7 @@ from fednet.algorithms.returned import RETURNS, first
 from fednet.algorithms.state import Empty, PerClient, State
 from fednet.config.schema import ClientTrainSection
 from fednet.errors import ConfigError, unknown
-from fednet.loading import held
+from fednet.loading import check_returns
 from fednet.registry import algorithm
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
 from fednet.training.hosts import ClientHost, ServerHost
@@ -291,7 +291,7 @@ class Algorithm:
                         f"{cls.__name__}.shared_state names {name}, which {record.__qualname__} "
                         f"does not declare; Server, Down and Client all need a field of that name."
                     )
-        held(cls, RETURNS)
+        check_returns(cls, RETURNS)
 
     @property
     def main_exchange(self) -> int:
@@ -466,10 +466,10 @@ class Algorithm:
         """Returns (down, up): the values that a client gets and sends in a round, such as ("|w| +
         p", "2|w|"); in brackets those that it gets once, with its first task.
         """
-        down = _listed([exchange.down for exchange in self.exchanges], self.part)
-        up = _listed([exchange.up for exchange in self.exchanges], self.part)
+        down = _contents_of([exchange.down for exchange in self.exchanges], self.part)
+        up = _contents_of([exchange.up for exchange in self.exchanges], self.part)
         if self.Enrolment is not None:
-            down += f" (once: {_listed([self.Enrolment], self.part)})"
+            down += f" (once: {_contents_of([self.Enrolment], self.part)})"
         return down, up
 
     def keeps(self) -> tuple[str, str]:
@@ -539,7 +539,7 @@ class Algorithm:
         return {}
 
 
-def _listed(payloads: Sequence[type[Payload]], part: str) -> str:
+def _contents_of(payloads: Sequence[type[Payload]], part: str) -> str:
     """Describes the contents of these payloads: |part| for each field of tensors, and the names of
     the others but the training's counts; "0" for none.
     """

@@ -137,7 +137,7 @@ def condense(
             goal = {name: torch.stack([g[name] for g in g_real]) for name in matched}
             ask = synthetic_batched if batched else synthetic_plain
             distance[group], g = ask(model, matched, images[group], targets[group], goal, compared)
-            g = clipped(g, how.clip_v)
+            g = clip_gradients(g, how.clip_v)
             if weight_decay:  # after the clipping, as an optimizer adds it
                 g = g + weight_decay * images[group]
             if momentum:
@@ -257,7 +257,7 @@ def match_distance(
     return total
 
 
-def clipped(g: torch.Tensor, v: float) -> torch.Tensor:
+def clip_gradients(g: torch.Tensor, v: float) -> torch.Tensor:
     """Returns the stacked images' gradients, each with a norm of at most v (Eq. 8)."""
     norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
     return torch.where(norm > v, g * (v / norm), g)

@@ -55,7 +55,7 @@ class FedRep(Algorithm):
         counts = (h, b)
         if train.steps is not None:
             unit = "steps"
-            counts = divided(train.steps, h, b)
+            counts = divide_steps(train.steps, h, b)
         x = whole_model(down.x, client.head, host)
         steps = 0
         loss = 0.0
@@ -79,7 +79,7 @@ class FedRep(Algorithm):
         return None
 
 
-def divided(steps: int, h: int, b: int) -> tuple[int, int]:
+def divide_steps(steps: int, h: int, b: int) -> tuple[int, int]:
     """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far
     as there are two.
     """

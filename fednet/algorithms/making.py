@@ -21,9 +21,9 @@ def make_method(config: Config) -> Algorithm:
     kind = registry.algorithm.get(config.algorithm.name)
     section = config.privacy.secagg
     if section.protocol != "none":
-        from fednet.algorithms.secure import secured
+        from fednet.algorithms.secure import secure_class
 
-        kind = secured(kind, section)
+        kind = secure_class(kind, section)
     return kind(msgspec.convert(config.algorithm.options, kind.Config), config.clients)
 
 

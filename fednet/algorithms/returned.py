@@ -1,4 +1,4 @@
-"""Checks what a method's functions return against what the method declares (`loading.held`)."""
+"""Checks what a method's functions return against its declarations (`loading.check_returns`)."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class StepAnswers(State):
 
 
 class Secure(Algorithm):
-    """`secured` mixes this into a method. terms: of the protocol in a round. point: the conversion
-    of a summed field's entries to whole numbers, for fields that are `weighted` and for `plain`
-    ones. `plan_sums` sets both.
+    """`secure_class` mixes this into a method. terms: of the protocol in a round. point: the
+    conversion of a summed field's entries to whole numbers, for fields that are `weighted` and for
+    `plain` ones. `plan_sums` sets both.
     """
 
     terms: Callable[[int], Terms]
@@ -285,7 +285,7 @@ def plan_sums(
     method.point = point
 
 
-def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
+def secure_class(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     """Makes a class of the method whose replies are summed under masks (`privacy.secagg`)."""
     (plain,) = method.exchanges
     exchanges: list[Exchange] = []

@@ -45,7 +45,7 @@ def weight(rule: str, tau: int) -> float:
     return 1.0
 
 
-def rebased(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
+def rebase(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
     """Returns a stale reply of a method made for rounds, as if its update, s(tau) of it, had been
     made from the model as it is now. sent: the model that its client was sent.
 

@@ -267,7 +267,7 @@ def file_of(
 
 
 @contextlib.contextmanager
-def _whole(path: Path, what: str) -> Iterator[None]:
+def _reading_state_file(path: Path, what: str) -> Iterator[None]:
     """Inside, whatever is wrong with the file at `path` raises StateError."""
     from safetensors import SafetensorError
 
@@ -279,11 +279,11 @@ def _whole(path: Path, what: str) -> Iterator[None]:
         ) from broken
 
 
-def written(path: Path) -> tuple[JsonDict, str]:
+def read_header(path: Path) -> tuple[JsonDict, str]:
     """Reads (tree, digest) of such a file, without its tensors. Raises StateError."""
     from safetensors import safe_open
 
-    with _whole(path, "fednet state file"):
+    with _reading_state_file(path, "fednet state file"):
         with reaching(lambda: safe_open(path, "pt")) as file:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
@@ -316,7 +316,7 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
     """Reads (tree, tensors) as `dump` returned them; the tree also has the keys that were written
     `beside` it. Raises StateError for a torn, altered or foreign file.
     """
-    with _whole(path, "fednet state file"):
+    with _reading_state_file(path, "fednet state file"):
         about, tensors = _read(path)
         if about.get("check") != check_of(about["tree"], tensors):
             raise ValueError("its content was changed")
@@ -336,7 +336,7 @@ def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     """Reads the named tensors of a model's file, and its digest. Raises StateError for a file that
     was changed.
     """
-    with _whole(path, "file of a model"):
+    with _reading_state_file(path, "file of a model"):
         about, tensors = _read(path)
         check = about.pop("check", "")
         if check != check_of(json.dumps(about, sort_keys=True), tensors):

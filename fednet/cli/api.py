@@ -58,7 +58,7 @@ def run(
             import fednet.client.preparing
             import fednet.launch.start
             import fednet.server.rounds  # noqa: F401
-    folder = places.runs() if out is None else places.expanded(out, "out")
+    folder = places.runs() if out is None else places.expand_home(out, "out")
     if not in_process:
         if callback is not None:
             raise ConfigError(

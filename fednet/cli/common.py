@@ -21,11 +21,11 @@ from fednet.errors import (
     StopRequested,
     complain,
     last_work,
+    machine_error,
     nearest,
     nowhere,
-    refused,
 )
-from fednet.plain import aligned
+from fednet.plain import align
 from fednet.registry import first_paragraph
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def run_guarded(
         nowhere(sys.stdout)
         return 0
     except Exception as broken:
-        if (said := refused(broken)) is not None:
+        if (said := machine_error(broken)) is not None:
             complain(f"{prog}: {said}")
             return BROKE
         # the outermost frame: a traceback is for the log, unless a user's own file raised it
@@ -329,4 +329,4 @@ def _own_frames(error: BaseException) -> bool:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Prints a table as plain lines of any width, which other programs can cut and search."""
-    print("\n".join(aligned([columns, *rows], right)))
+    print("\n".join(align([columns, *rows], right)))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fednet.errors import complain, nowhere, timed
+from fednet.errors import complain, nowhere, with_time
 from fednet.ids import as_text
 from fednet.plain import JsonDict, JsonMapping
 from fednet.records import line_parts, mb, percent
@@ -69,7 +69,7 @@ class Display:
             self.head = f"{self.head.partition(':')[0]} is done"
             self.waiting = {}
         line = round_line(record)
-        self.note(line if self.live else timed(line))
+        self.note(line if self.live else with_time(line))
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -79,7 +79,7 @@ class Display:
 
     def warn(self, text: str) -> None:
         """On stderr, with --quiet too."""
-        complain(timed(text))
+        complain(with_time(text))
 
     def finished(self, summary: JsonMapping) -> None:
         """The final table."""

@@ -51,10 +51,10 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.buffers import uncollected
+    from fednet.buffers import without_collection
     from fednet.data import ahead
 
-    with uncollected():
+    with without_collection():
         config = config_of(args, partial(ahead.begin, root=None))
         from fednet.launch.start import run_command
     from fednet.cli.api import report

@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.buffers import uncollected
+    from fednet.buffers import without_collection
     from fednet.data import ahead
 
-    with uncollected():
+    with without_collection():
         config = config_of(args, partial(ahead.begin, root=args.data))
         from fednet.launch.start import serve
     from fednet.cli.api import report

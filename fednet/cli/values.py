@@ -83,7 +83,7 @@ def path(text: str) -> Path:
     `--out=~/runs`.
     """
     try:
-        return places.expanded(text, "a path")
+        return places.expand_home(text, "a path")
     except ConfigError as homeless:
         raise argparse.ArgumentTypeError(str(homeless)) from None
 

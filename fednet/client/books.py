@@ -18,10 +18,19 @@ import msgspec
 
 from fednet.client.policy import BudgetSection
 from fednet.config import Config, PrivacySection
-from fednet.descriptors import synced
+from fednet.descriptors import flush_to_disk
 from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.privacy import Question, accounting, epsilon
-from fednet.files import alone, line, named, opened, plain_line, repair, unchecked, write_all
+from fednet.files import (
+    alone,
+    line,
+    naming_file,
+    open_descriptor,
+    plain_line,
+    repair,
+    without_digest,
+    write_all,
+)
 from fednet.plain import JsonDict
 
 if TYPE_CHECKING:
@@ -45,7 +54,7 @@ class MessageFile:
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        self._file = opened(path, flags)
+        self._file = open_descriptor(path, flags)
         self._path = path
         self._write()  # also without rows: a file system without locks is refused at once
 
@@ -64,7 +73,7 @@ class MessageFile:
             waiting = self.rows
             self.rows = []
         text = b"".join(map(plain_line, waiting))
-        with alone(self._file, self._path), named(self._path):
+        with alone(self._file, self._path), naming_file(self._path):
             end = os.fstat(self._file).st_size
             if end and os.pread(self._file, 1, end - 1) != b"\n":
                 repair(self._path)
@@ -102,7 +111,7 @@ class SiteAccount:
     def _write(self, file: int, row: JsonDict) -> None:
         """Writes a line, which is counted the next time."""
         write_all(file, line(row))
-        synced(file, self._path)
+        flush_to_disk(file, self._path)
 
     @contextlib.contextmanager
     def _exclusive(self, create: int = 0) -> Iterator[int]:
@@ -111,19 +120,19 @@ class SiteAccount:
         """
         with self._lock, contextlib.ExitStack() as ending:
             try:
-                file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
+                file = open_descriptor(self._path, os.O_RDWR | os.O_APPEND | create)
             except FileNotFoundError:
                 raise missing_account(self._path, self.what) from None
             ending.callback(os.close, file)
             ending.enter_context(alone(file, self._path))
-            ending.enter_context(named(self._path))
+            ending.enter_context(naming_file(self._path))
             repair(self._path)
             held = ending.enter_context(os.fdopen(file, "rb", closefd=False))
             held.seek(self._bytes)
             for text in held:
                 self._lines += 1
                 try:
-                    row = msgspec.json.decode(unchecked(text), type=self.Line)
+                    row = msgspec.json.decode(without_digest(text), type=self.Line)
                 except ValueError as broken:
                     raise StateError(
                         f"{self._path}:{self._lines}: not what was written there ({broken}); put "

@@ -29,8 +29,8 @@ from fednet.errors import (
     log_line,
     speaker,
     stop_signals,
-    timed,
     why,
+    with_time,
 )
 from fednet.experiment import determinism
 from fednet.protocol.client import ClientProtocol
@@ -93,7 +93,7 @@ def main(
         device=",".join(devices),
         slots=len(devices),
         versions=determinism.versions(),
-        files=loading.loaded(),
+        files=loading.loaded_files(),
         explain=explain,
         status=status,
     )
@@ -105,7 +105,7 @@ def main(
         if reason not in complained:
             complained.add(reason)
             sentence = f"fednet-client: not connected to {address}: {reason}; still trying"
-            complain(timed(sentence))
+            complain(with_time(sentence))
 
     loop = ClientLoop(
         ClientProtocol(join),

@@ -36,15 +36,15 @@ from fednet.errors import (
     StateError,
     complain,
     log_line,
-    timed,
     why,
+    with_time,
     without_paths,
 )
 from fednet.files import read_record
 from fednet.journal.events import Welcomed
 from fednet.journal.journal import Journal
 from fednet.journal.link import Link
-from fednet.loading import raised
+from fednet.loading import error_text
 from fednet.protocol import client as p
 from fednet.protocol.table import TAKEN_IN
 from fednet.records import mb
@@ -561,7 +561,7 @@ class ClientLoop:
             reason = str(error)
             again = error.again
         elif isinstance(error, FednetError):
-            reason = raised(error)
+            reason = error_text(error)
             text = str(error) if lacks else None
             level = logging.WARNING if base else logging.ERROR
         elif isinstance(error, OSError) and error.errno in NO_STORAGE:
@@ -571,14 +571,14 @@ class ClientLoop:
         elif isinstance(error, OSError):
             reason = text = why(error)
         else:
-            reason = raised(error)[:1000]
+            reason = error_text(error)[:1000]
             text = traceback.format_exc()
         if text is not None:
             log.log(level, "client %d in round %d: %s", key.client, key.round, text)
         if isinstance(error, StateAbsent) and not base:
             # The user is told once of each client. A server in this process says it itself.
             if key.client not in self._lacking and not self._inline:
-                complain(timed(f"fednet-client: round {key.round}: {error}"))
+                complain(with_time(f"fednet-client: round {key.round}: {error}"))
             self._lacking.add(key.client)
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)

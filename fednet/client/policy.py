@@ -339,7 +339,7 @@ def policy(
         if is_given:
             raise ConfigError(f"--{name}: the policy {file} decides that; write {name} there.")
     named = (given.data,) if isinstance(given.data, str) else given.data
-    places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
+    places = tuple(file.parent / paths.expand_home(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
         data = places[0]
     elif data is not None and places and not any(_below(data, place) for place in places):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fednet.errors import ConfigError
-from fednet.files import locking, named, opened
+from fednet.files import locking, naming_file, open_descriptor
 
 NAME_BYTES = 64  # of a client's part of the file: which process uses its state
 
@@ -36,7 +36,7 @@ class StatesHold:
         self.release()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "lock"
-        self._file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = open_descriptor(path, os.O_RDWR | os.O_CREAT, 0o644)
         name = f"process {os.getpid()} on {socket.gethostname()}".encode()[:NAME_BYTES]
         # Ascending: of two processes that want some of the same clients, one gets all of them.
         for client in sorted(ids):
@@ -50,7 +50,7 @@ class StatesHold:
                     f"{other.decode(errors='replace') or 'another process'}; give this one a "
                     f"folder of its own, or stop that one."
                 )
-            with named(path):
+            with naming_file(path):
                 os.pwrite(self._file, name.ljust(NAME_BYTES, b"\0"), client * NAME_BYTES)
 
     def release(self) -> None:

@@ -28,5 +28,5 @@ from fednet.config.schema import PrivacySection as PrivacySection
 from fednet.config.schema import RoundSection as RoundSection
 from fednet.config.schema import ServerPoint as ServerPoint
 from fednet.config.schema import TrainSection as TrainSection
-from fednet.config.schema import drawn as drawn
+from fednet.config.schema import parse_distribution as parse_distribution
 from fednet.config.tree import compose as compose

@@ -44,7 +44,7 @@ def keys(prefix: str = "") -> list[DocumentedKey]:
     for path, section, field in every_key():
         text = _texts(section).get(field.name)
         if text is not None:
-            found.append(_documented(path, field, text))
+            found.append(_document_key(path, field, text))
         elif not is_struct(field.type):
             raise ValueError(f"{path}: has no text.")
     return [k for k in found if not prefix or f"{k.path}.".startswith(f"{prefix}.")]
@@ -71,7 +71,7 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
                 # A class whose source is not in a file has none.
                 with contextlib.suppress(OSError, TypeError):
                     texts |= _texts(owner)
-        found[name] = [_documented(f.encode_name, f, texts.get(f.name, "")) for f in fields]
+        found[name] = [_document_key(f.encode_name, f, texts.get(f.name, "")) for f in fields]
     return found
 
 
@@ -85,7 +85,7 @@ def sections() -> dict[str, str]:
     }
 
 
-def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> DocumentedKey:
+def _document_key(path: str, field: msgspec.structs.FieldInfo, text: str) -> DocumentedKey:
     unit = _UNIT.search(text)
     value = field.default if field.default is not msgspec.NODEFAULT else None
     if field.default_factory is not msgspec.NODEFAULT:

@@ -61,7 +61,7 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
 S = TypeVar("S", AlgorithmSection, ModelSection, DataSection, PartitionSection, SelectionSection)
 
 
-def _filled(section: S, node: Node | None, path: str) -> S:
+def _fill_in_defaults(section: S, node: Node | None, path: str) -> S:
     """Returns a section with its part's options checked, and every default filled in, as plain
     values. node: of the section; None if it was not written.
     """
@@ -110,24 +110,24 @@ def complete(config: Config, tree: Node) -> Config:
         node, found = follow(tree, path)
         return node if found else None
 
-    algorithm = _filled(config.algorithm, written("algorithm"), "algorithm")
-    model = _filled(config.model, written("model"), "model")
+    algorithm = _fill_in_defaults(config.algorithm, written("algorithm"), "algorithm")
+    model = _fill_in_defaults(config.model, written("model"), "model")
     others = []
     entries = written("model.others")
     for place, entry in enumerate(config.model.others):
         own = {k: v for k, v in entry.items() if k not in OWN}
         other = ModelSection(name=str(entry["name"]), options=own)
         assert entries is not None
-        other = _filled(other, entries.value[place], f"model.others[{place}]")
+        other = _fill_in_defaults(other, entries.value[place], f"model.others[{place}]")
         others.append({**{k: str(entry[k]) for k in OWN}, **other.options})
     model = msgspec.structs.replace(model, others=tuple(others))
-    data = _filled(config.data, written("data"), "data")
+    data = _fill_in_defaults(config.data, written("data"), "data")
     if data.dataset != SITE:  # else nothing is divided
-        partition = _filled(data.partition, written("data.partition"), "data.partition")
+        partition = _fill_in_defaults(data.partition, written("data.partition"), "data.partition")
         data = msgspec.structs.replace(data, partition=partition)
     selection = config.selection
     if selection.name is not None:
-        selection = _filled(selection, written("selection"), "selection")
+        selection = _fill_in_defaults(selection, written("selection"), "selection")
     elif selection.options:
         given = ", ".join(selection.options)
         raise refuse(tree, "selection", f"{given}: options of a selection; expected its name too.")
@@ -142,7 +142,7 @@ def complete_data(section: DataSection) -> DataSection:
     Imports that dataset alone.
     """
     written = wrap({"dataset": section.dataset, **section.options}, "data")
-    return _filled(section, written, "data")
+    return _fill_in_defaults(section, written, "data")
 
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`

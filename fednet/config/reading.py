@@ -14,7 +14,7 @@ from fednet.config import fit, parts, rules
 from fednet.config.schema import DIVIDES, RATES, SITE, Config, DataSection
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.errors import ConfigError
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.plain import JsonDict, JsonMapping
 
 
@@ -38,7 +38,7 @@ def load(
     elif source is None:
         tree = Node({}, where)
     else:
-        tree = read(expanded(source, "the configuration"))
+        tree = read(expand_home(source, "the configuration"))
     tree = merge(tree, overrides(sets))
     listed = tree.value.get("load", Node([], "--load"))
     named = fit.fit(listed, tuple[str, ...], "load")
@@ -46,7 +46,7 @@ def load(
         if not Path(file).is_file():
             raise ConfigError(f"{listed.value[i].at}: load[{i}]: there is no file {file}.")
     files = list(
-        dict.fromkeys([*named, *(str(expanded(f, "--load").resolve()) for f in load_files)])
+        dict.fromkeys([*named, *(str(expand_home(f, "--load").resolve()) for f in load_files)])
     )
     loading.load_parts(files)
     if files:
@@ -133,7 +133,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
         return tree
     if not isinstance(base.value, str):
         raise fit.wrong(base, "extends", "a file's name")
-    target = (path.parent / expanded(base.value, "extends")).resolve()
+    target = (path.parent / expand_home(base.value, "extends")).resolve()
     if target in (*above, whole):
         raise ConfigError(f"{base.at}: extends: {base.value} leads back to itself.")
     if not target.is_file():
@@ -149,7 +149,7 @@ def _absolute_loads(tree: Node, folder: Path) -> Node:
     files = []
     for node in named.value:
         if isinstance(node.value, str):
-            file = folder / expanded(node.value, f"{node.at}: load")
+            file = folder / expand_home(node.value, f"{node.at}: load")
             node = replace(node, value=str(file.resolve()))
         files.append(node)
     return Node({**tree.value, "load": replace(named, value=files)}, tree.at)

@@ -21,7 +21,7 @@ from fednet.config.schema import (
     Config,
     FaultKind,
     TrainSection,
-    drawn,
+    parse_distribution,
 )
 from fednet.config.tree import Node, follow, refuse
 from fednet.errors import ConfigError, FednetError, lacking, unknown
@@ -83,7 +83,7 @@ def check_method(config: Config, tree: Node) -> None:
                     raise ConfigError(f"{place}: {key}[{i}]: {wrong}") from None
 
 
-def _changed(c: Config, reasons: Mapping[str, str]) -> Iterator[Broken]:
+def _changed_keys(c: Config, reasons: Mapping[str, str]) -> Iterator[Broken]:
     """Yields those keys that have another value than their default, and the reasons."""
     for key, reason in reasons.items():
         value = attrgetter(key)
@@ -136,7 +136,7 @@ def _clients(c: Config) -> Iterator[Broken]:
 def fixed_clients(c: Config) -> Iterator[Broken]:
     """Yields the keys that are given and for which a run keeps its number of clients."""
     start = "it is of the clients at the start."
-    return _changed(
+    return _changed_keys(
         c,
         {
             "privacy.noise": "its guarantee is for one number of clients.",
@@ -157,7 +157,7 @@ def _data(c: Config) -> Iterator[Broken]:
             "says how a run divides its data; with dataset: site each site brings its own, which "
             "are not divided. Leave it out."
         )
-        yield from _changed(c, {f"data.{key}": divides for key in DIVIDES})
+        yield from _changed_keys(c, {f"data.{key}": divides for key in DIVIDES})
     if c.data.public.samples and c.data.public.fraction:
         yield "data.public", f"both samples and fraction are given; {KEEP_ONE}"
     if c.data.validation + c.data.public.fraction >= 1:
@@ -313,7 +313,7 @@ def _schedule(c: Config) -> Iterator[Broken]:
             "a crash keeps its client away for whole rounds; use drop_before_training, which "
             "loses its task"
         )
-    for key, reason in _changed(c, without):
+    for key, reason in _changed_keys(c, without):
         yield key, f"cannot be combined with schedule: {mode}: {reason}."
 
 
@@ -351,7 +351,7 @@ def _models(c: Config) -> Iterator[Broken]:
         "model.sha256": "it is that of one model",
         "train.only": "it names tensors of one model",
     }
-    for key, reason in _changed(c, one_model):
+    for key, reason in _changed_keys(c, one_model):
         yield key, f"cannot be combined with several models: {reason}."
 
 
@@ -367,7 +367,7 @@ def _links(c: Config) -> Iterator[Broken]:
         figure = getattr(c.link, key)
         if not isinstance(figure, str):
             continue
-        name, first, second = drawn(figure)
+        name, first, second = parse_distribution(figure)
         finite = 0 < first < math.inf and second < math.inf
         if not finite or (name == "uniform" and second < first):
             yield (
@@ -399,7 +399,7 @@ def _absent(c: Config) -> Iterator[Broken]:
             "availability.trace": "the trace says when a client is there",
             "privacy.noise": "its guarantee is for one number of clients",
         }
-        for key, reason in _changed(c, without):
+        for key, reason in _changed_keys(c, without):
             yield key, f"cannot be combined with round.gone: {reason}."
     needs = AVAILABILITY[model]
     for key in ("p", "up", "down"):
@@ -496,7 +496,7 @@ def _method(c: Config, m: Part) -> Iterator[Broken]:
         }
         if _crashes(c):
             without["faults"] = "a crash keeps its client away from the rounds that the seed gives"
-        for key, reason in _changed(c, without):
+        for key, reason in _changed_keys(c, without):
             yield key, f"cannot be combined with a selection of your own ({whose}): {reason}."
     rule = c.aggregation.rule
     guarantee = "the guarantee of privacy.noise is computed for a mean"
@@ -542,7 +542,7 @@ def _secagg(c: Config, m: Part) -> Iterator[Broken]:
         without["wire.up"] = "a masked vector has no smaller form; set bits"
     if c.wire.down.get("state"):
         without["wire.down"] = "updates are summed as differences to what the server has"
-    for key, reason in _changed(c, without):
+    for key, reason in _changed_keys(c, without):
         yield key, f"{reason}, with privacy.secagg."
     if c.privacy.noise and c.privacy.where == "server":
         noiseless = "the server would see the sum without its noise; set client"

@@ -62,14 +62,14 @@ Chosen = Annotated[
 ]
 
 
-def drawn(text: str) -> tuple[str, float, float]:
+def parse_distribution(text: str) -> tuple[str, float, float]:
     """A distribution: ("lognormal", median, sigma) or ("uniform", low, high)."""
     name, _, inside = text.partition("(")
     first, second = (float(x) for x in inside.rstrip(") ").split(","))
     return name, first, second
 
 
-def scheduled(schedule: str, lr: float, t: int, last: int) -> float:
+def learning_rate_at(schedule: str, lr: float, t: int, last: int) -> float:
     """The learning rate at t = 1..T (last): constant; cosine: lr * (1 + cos(pi (t-1)/T)) / 2;
     exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
     """
@@ -510,7 +510,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round, from 1."""
         assert self.lr is not None  # reading a configuration fills it in
-        return scheduled(self.schedule, self.lr, round, rounds)
+        return learning_rate_at(self.schedule, self.lr, round, rounds)
 
 
 class EvaluateSection(Section, frozen=True, kw_only=True):

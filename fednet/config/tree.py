@@ -161,7 +161,7 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     return build(root, place(root.start_mark))
 
 
-def _whole(text: str, at: str) -> str:
+def _check_characters(text: str, at: str) -> str:
     """Returns the text. Raises ConfigError for half a character, which no file can hold."""
     try:
         text.encode()
@@ -177,7 +177,7 @@ def wrap(value: object, at: str, key: str = "") -> Node:
     """
     if isinstance(value, Mapping):
         inside = {
-            _whole(str(k), at): wrap(v, at, f"{key}.{k}" if key else str(k))
+            _check_characters(str(k), at): wrap(v, at, f"{key}.{k}" if key else str(k))
             for k, v in value.items()
         }
         return Node(inside, at, at)
@@ -193,7 +193,7 @@ def wrap(value: object, at: str, key: str = "") -> Node:
             f"{at}: {key or 'it'}: a configuration holds text, numbers, lists and mappings, and no "
             f'{kind}; a part of your own is registered, as by @fednet.model("mine"), and named.'
         )
-    return Node(_whole(value, at) if isinstance(value, str) else value, at, at)
+    return Node(_check_characters(value, at) if isinstance(value, str) else value, at, at)
 
 
 def follow(tree: Node, dotted: str) -> tuple[Node, bool]:

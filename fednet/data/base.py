@@ -15,7 +15,7 @@ import torch
 from fednet.data import pairs
 from fednet.data.raw import IGNORED
 from fednet.errors import DataError, unknown
-from fednet.tensors import Inputs, mapped, named, to_device
+from fednet.tensors import Inputs, by_name, map_inputs, to_device
 
 # (x, y): any arrays, tensors or mappings of them before a Data is made; tensors afterwards.
 Split = tuple[Any, Any]
@@ -94,7 +94,7 @@ class Data:
         splits = {which: _read(split, which, notes) for which, split in given.items()}
         names, classes = _number_text(splits, names, self.classes, notes)
         train = _to_tensors(splits["train"], "train", classes, self.ignore_index)
-        test = mapped(train[0], lambda part: part[:0]), train[1][:0]
+        test = map_inputs(train[0], lambda part: part[:0]), train[1][:0]
         if "test" in splits:
             test = _to_tensors(splits["test"], "test", classes, self.ignore_index)
         _same_form(train, test)
@@ -131,7 +131,7 @@ class Data:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one model input; of the first one where x is a dict."""
-        return tuple(next(iter(named(self.train[0]).values())).shape[1:])
+        return tuple(next(iter(by_name(self.train[0]).values())).shape[1:])
 
     @property
     def outputs(self) -> int:
@@ -146,7 +146,7 @@ class Data:
     @property
     def form(self) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
         """Name, type and shape of one sample, for each input and for the targets."""
-        parts = {**named(self.train[0]), "targets": self.train[1]}
+        parts = {**by_name(self.train[0]), "targets": self.train[1]}
         return tuple((name, part.dtype, tuple(part.shape[1:])) for name, part in parts.items())
 
     @property
@@ -157,7 +157,7 @@ class Data:
     @property
     def sample_nbytes(self) -> int:
         """Bytes of one raw sample when it is sent, without its label."""
-        parts = named(self.train[0]).values()
+        parts = by_name(self.train[0]).values()
         return sum(math.prod(part.shape[1:]) * part.element_size() for part in parts)
 
     def labels(self, which: str = "train") -> np.ndarray:
@@ -185,14 +185,14 @@ class Data:
         x, y = self.train
         made = [
             (name, torch.float32 if part.dtype == torch.uint8 else part.dtype, part.shape[1:])
-            for name, part in named(x).items()
+            for name, part in by_name(x).items()
         ]
         return tuple(made), y.dtype, y.shape[1:]
 
     @functools.cached_property
     def input_nbytes(self) -> int:
         """Bytes of one sample as the model gets it, without its target."""
-        parts = named(self.train[0]).values()
+        parts = by_name(self.train[0]).values()
         return sum(math.prod(p.shape[1:]) * max(4, p.element_size()) for p in parts)
 
     @functools.cached_property
@@ -204,7 +204,7 @@ class Data:
         found = self._held.get(device)
         if found is None:
             x, y = self.train
-            whole = mapped(x, lambda part: to_device(part, device)), to_device(y, device)
+            whole = map_inputs(x, lambda part: to_device(part, device)), to_device(y, device)
             found = self._held[device] = whole
         return found
 
@@ -213,7 +213,7 @@ class Data:
         """Returns a copy of the raw samples at these indices of one split."""
         x, y = getattr(self, which)
         at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        return mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
+        return map_inputs(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
 
     def inputs(self, x: Inputs, device: torch.device | str = "cpu") -> Inputs:
         """Returns raw samples as model inputs on `device`: uint8 as float32, (x/255 - mean)/std;
@@ -231,7 +231,7 @@ class Data:
             mean, std = (_by_channel(v, out.device).view(shape) for v in (self.mean, self.std))
             return out.sub_(mean).div_(std)
 
-        return mapped(x, made)
+        return map_inputs(x, made)
 
     def replace(self, **changes: Any) -> Data:  # by field: dataclasses.replace does not check more
         return replace(self, **changes)
@@ -241,7 +241,7 @@ class Data:
         whole = hashlib.sha256()
         for which in ("train", "test"):
             x, y = getattr(self, which)
-            for name, part in [*named(x).items(), ("y", y)]:
+            for name, part in [*by_name(x).items(), ("y", y)]:
                 whole.update(f"{which}/{name}/{part.dtype}/{tuple(part.shape)}".encode())
                 whole.update(memoryview(part.contiguous().view(-1).view(torch.uint8).numpy()))
         return whole.hexdigest()
@@ -361,7 +361,7 @@ def _statistics(
     std = tuple(map(float, std))
     if len(mean) != len(std) or min(std) <= 0:
         raise DataError(f"mean {mean} and std {std}: expected as many of both, and std > 0.")
-    for name, part in named(x).items():
+    for name, part in by_name(x).items():
         if part.dtype == torch.uint8 and (part.ndim < 2 or part.shape[1] != len(mean)):
             raise DataError(
                 f"{name or 'x'}: mean and std are for {len(mean)} channels; dimension 1 of "
@@ -372,7 +372,7 @@ def _statistics(
 
 def _of_bytes(x: Inputs) -> Iterator[str]:
     """Yields a remark for inputs of bytes that may not be meant as pixels."""
-    for name, part in named(x).items():
+    for name, part in by_name(x).items():
         if part.dtype != torch.uint8 or not part.numel():
             continue
         # The first ones tell most of them, without a look at all.
@@ -435,7 +435,7 @@ def _to_tensors(pair: tuple[Any, Any], which: str, classes: int | None, ignore_i
     if classes is not None and str(getattr(given, "dtype", "")) in ("bool", "torch.bool"):
         given = given + 0  # as whole numbers: False is class 0
     y = _targets(_tensor(given, f"{which} y"), which, classes, ignore_index)
-    for name, part in named(x).items():
+    for name, part in by_name(x).items():
         if len(part) != len(y):
             raise DataError(
                 f"{which}: {len(part)} samples in x{f'[{name!r}]' if name else ''} but {len(y)} "
@@ -484,8 +484,8 @@ def _targets(y: torch.Tensor, which: str, classes: int | None, ignore_index: int
 
 
 def _same_form(train: Split, test: Split) -> None:
-    one = named(train[0])
-    two = named(test[0])
+    one = by_name(train[0])
+    two = by_name(test[0])
     if one.keys() != two.keys():
         ours, theirs = (
             ", ".join(repr(k) if k else "one tensor" for k in keys) for keys in (one, two)

@@ -24,7 +24,7 @@ from fednet.options import takes
 from fednet.plain import JsonDict, part_of
 from fednet.registry import partitioner
 from fednet.seeds import rng
-from fednet.tensors import mapped
+from fednet.tensors import map_inputs
 
 if TYPE_CHECKING:
     from fednet.config.schema import DataSection
@@ -204,7 +204,7 @@ def _merge_train_and_test(data: Data) -> Data:
     """
     x, y = data.train
     x_test, y_test = data.test
-    both = mapped(x, lambda *parts: torch.cat(parts), x_test), torch.cat([y, y_test])
+    both = map_inputs(x, lambda *parts: torch.cat(parts), x_test), torch.cat([y, y_test])
     groups = data.groups if not data.n_test else None
     if data.groups is not None and data.test_groups is not None:
         groups = torch.cat([data.groups, data.test_groups])

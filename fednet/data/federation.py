@@ -12,7 +12,7 @@ import torch
 from fednet.data.base import Data, Split
 from fednet.plain import JsonDict
 from fednet.seeds import rng, torch_rng
-from fednet.tensors import Inputs, mapped, named, to_device
+from fednet.tensors import Inputs, by_name, map_inputs, to_device
 
 ON_GPU = 1 << 30  # bytes of raw samples up to which all lie on a GPU
 
@@ -62,7 +62,7 @@ class Site:
         """
         x, y = self.data.held(self.device)
         at = to_device(torch.from_numpy(index), self.device)
-        taken = mapped(x, lambda part: part.index_select(0, at))
+        taken = map_inputs(x, lambda part: part.index_select(0, at))
         return self.data.inputs(taken, self.device), y.index_select(0, at)
 
     @property
@@ -101,7 +101,7 @@ class Site:
 
 def noisy(data: Data) -> bool:
     """Whether `data.feature_noise` changes any of the inputs: none of whole numbers."""
-    return any(part.dtype != torch.int64 for part in named(data.train[0]).values())
+    return any(part.dtype != torch.int64 for part in by_name(data.train[0]).values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ def read(
 def place(root: Path | str | None) -> Path:
     """Returns the folder of datasets. root: see `loading.load`."""
     given = root or os.environ.get("FEDNET_DATA")
-    return places.expanded(given, "data.root") if given else places.cache()
+    return places.expand_home(given, "data.root") if given else places.cache()
 
 
 def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:

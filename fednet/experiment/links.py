@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from fednet import ids, seeds, world
-from fednet.config import ClientLinkSection, Config, drawn
+from fednet.config import ClientLinkSection, Config, parse_distribution
 from fednet.transport.base import ClientTransport, Frames
 from fednet.transport.shaped import LinkShape, ShapedClient
 from fednet.wire.frames import client_of
@@ -57,7 +57,7 @@ def of(config: Config, client: int) -> ClientLinkSection:
         value = next((value for value in given if value is not None), general)
         if isinstance(value, str):
             rng = seeds.rng(config.seed, f"link/{key}", 0, client)
-            name, first, second = drawn(value)
+            name, first, second = parse_distribution(value)
             if name == "lognormal":
                 value = first * math.exp(second * rng.standard_normal())
             else:

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 from fednet import proc
-from fednet.descriptors import synced
+from fednet.descriptors import flush_to_disk
 from fednet.errors import CannotGoOn, ConfigError
-from fednet.files import locking, opened, read_bytes
+from fednet.files import locking, open_descriptor, read_bytes
 
 ENDING_S = 3.0  # how long the processes that a killed holder forked may take to end after it
 
@@ -87,7 +87,7 @@ def take(path: Path) -> Lock:
     try:
         os.pwrite(file, text, 0)
         os.ftruncate(file, len(text))
-        synced(file, path)
+        flush_to_disk(file, path)
     except OSError as broken:  # a full disk
         path.unlink(missing_ok=True)
         os.close(file)
@@ -99,7 +99,7 @@ def _lock_file(path: Path) -> int | None:
     """Returns the file, opened and locked; None if another process holds it, or has just deleted
     it.
     """
-    file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
+    file = open_descriptor(path, os.O_RDWR | os.O_CREAT, 0o644)
     with contextlib.ExitStack() as unlocked:
         unlocked.callback(os.close, file)
         with contextlib.suppress(BlockingIOError, FileNotFoundError), locking(path):

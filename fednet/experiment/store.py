@@ -20,14 +20,14 @@ import torch
 from fednet.algorithms.state import (
     State,
     load,
+    read_header,
     read_state,
     read_tree,
     state_sha256,
     write_state,
-    written,
 )
 from fednet.errors import StateAbsent, StateError
-from fednet.files import listed
+from fednet.files import list_folder
 from fednet.tensors import Tensors
 from fednet.wire.compressors.base import Memory
 
@@ -119,7 +119,7 @@ class ClientStore:
         known = None
         if version and record.exists():
             with _as_lost_state():
-                known = written(record)[0].get("local")
+                known = read_header(record)[0].get("local")
         if known is None:
             return None
         path = self._folder(client) / f"{version}.local.safetensors"
@@ -127,7 +127,7 @@ class ClientStore:
             raise self._absent(client, version, "local model")
         with _as_lost_state():
             found = read_state(path, LocalModel)
-            is_known = written(path)[1] == known
+            is_known = read_header(path)[1] == known
         if not is_known:
             raise StateAbsent(
                 f"{path}: not the local model that client {client} kept with its state of that "
@@ -164,7 +164,7 @@ class ClientStore:
         gave this one up without its knowledge.
         """
         now = int(version.split("-")[0])
-        for path in listed(self._folder(client)):
+        for path in list_folder(self._folder(client)):
             found = _VERSION.fullmatch(path.name)
             if found is None or int(found[2]) >= now:
                 continue

@@ -24,7 +24,7 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.loading import place
 from fednet.models.adapters import lora_layers, merged_state_dict
 from fednet.models.calls import names_without_parameter
-from fednet.tensors import Inputs, named
+from fednet.tensors import Inputs, by_name
 from fednet.training import metrics
 from fednet.training.samples import length
 from fednet.training.tasks import labels_of
@@ -40,7 +40,9 @@ def finite(data: Data) -> None:
     """Raises DataError if an input or target is not finite."""
     for which in ("train", "test"):
         x, y = getattr(data, which)
-        parts = {f"inputs {name!r}" if name else "inputs": part for name, part in named(x).items()}
+        parts = {
+            f"inputs {name!r}" if name else "inputs": part for name, part in by_name(x).items()
+        }
         for where, part in (parts | {"targets": y}).items():
             if not part.is_floating_point():
                 continue
@@ -70,7 +72,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
             f"method, such as fedavg."
         )
     shown = f"model {config.model.name}"
-    given = {name: part.clone() for name, part in named(x).items()}
+    given = {name: part.clone() for name, part in by_name(x).items()}
     raw = x
     x = data.inputs(raw)
     held = {name: (p, p.data_ptr()) for name, p in module.named_parameters()}
@@ -109,7 +111,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
                     f"{shown}: its loss is {value} before any training; look at its initialisation "
                     f"and at the scale of the data."
                 )
-    if not all(torch.equal(part, given[name]) for name, part in named(raw).items()):
+    if not all(torch.equal(part, given[name]) for name, part in by_name(raw).items()):
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
         )
@@ -298,7 +300,7 @@ def _outputs(
     except FednetError:
         raise
     except Exception as broken:  # a user's own model may raise anything
-        inputs = named(x)
+        inputs = by_name(x)
         forms = [
             f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
             f"{tuple(part.shape[1:])}"

@@ -22,9 +22,9 @@ import msgspec
 import xxhash
 
 from fednet.buffers import lend
-from fednet.descriptors import synced
+from fednet.descriptors import flush_to_disk
 from fednet.errors import StateError
-from fednet.files import OWN, opened, write_all, write_aside
+from fednet.files import OWN, open_descriptor, write_all, write_aside
 from fednet.journal.events import Accepted, Event, Kept
 
 LONG = 16 << 20
@@ -43,7 +43,7 @@ class JournalFile:
 
     def __init__(self, path: Path, fsync: bool = False) -> None:
         self.path, self._fsync = path, fsync
-        self._file = opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | OWN)
+        self._file = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | OWN)
         self.generation = 0  # how often it was begun
         self.size = 0  # in bytes
         self._kept = 0  # bytes of events at the beginning of this generation
@@ -129,7 +129,7 @@ class JournalFile:
         self._added += len(parts[-1])
         self._events, self._payloads, self._ahead = [], [], 0
         if self._fsync:
-            synced(self._file, self.path)
+            flush_to_disk(self._file, self.path)
 
     @property
     def is_long(self) -> bool:
@@ -152,7 +152,7 @@ class JournalFile:
         written = msgspec.structs.replace(event, accepted=moved)
         parts = _record([written], payloads, at - _HEAD.size)
         write_aside(self.path, parts, fsync=self._fsync)
-        file = opened(self.path, os.O_RDWR | os.O_APPEND | OWN)
+        file = open_descriptor(self.path, os.O_RDWR | os.O_APPEND | OWN)
         with self._lock:
             os.close(self._file)
             self._file = file

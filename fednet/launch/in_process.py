@@ -57,7 +57,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         pid=os.getpid(),
         device=device,
         versions=determinism.versions(),
-        files=loading.loaded(),
+        files=loading.loaded_files(),
     )
     built: list[Experiment] = []  # the server's, whose data the clients use
     loop = ClientLoop(

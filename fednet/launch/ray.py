@@ -75,7 +75,7 @@ class ClientActor:
         # Ray shows an actor only the GPU that it may use.
         here = "cpu" if device == "cpu" else "cuda"
         own = "~/.fednet/ray-state"
-        state = self._directory / "state" if shared else places.expanded(own, "clients' states")
+        state = self._directory / "state" if shared else places.expand_home(own, "clients' states")
         try:
             status = join.main(
                 ids,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import capacity
-from fednet.buffers import uncollected
+from fednet.buffers import without_collection
 from fednet.capacity import die_with_parent
 from fednet.config import Config
 from fednet.errors import (
@@ -35,7 +35,7 @@ from fednet.errors import (
     StateError,
     StopRequested,
     complain,
-    refused,
+    machine_error,
     signal_name,
     stop_signals,
 )
@@ -102,7 +102,7 @@ def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
         with contextlib.suppress(OSError), traced.open("a", encoding="utf-8") as file:
             file.write(text)
         last = text.strip().splitlines()[-1]
-        reason = refused(broken) or f"{last} (the whole traceback is in {logs})."
+        reason = machine_error(broken) or f"{last} (the whole traceback is in {logs})."
         complain(f"fednet run: {reason}")
     finally:
         with contextlib.suppress(OSError):  # what its work printed, where nobody takes that
@@ -138,7 +138,7 @@ class Supervisor:
         """Does the whole run; returns its exit status. No process that it starts outlives it."""
         self.places = placement.workers(self.wanted, self._devices(), self.config.clients)
         (self.directory / "server.json").unlink(missing_ok=True)
-        with uncollected():
+        with without_collection():
             self._warm_up()
         self.keys = run_keys(self.config, self.directory)
         status = 3

@@ -189,7 +189,7 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
 
     from fednet.tensors.layout import first_names
 
-    file = places.expanded(path, "model.weights")
+    file = places.expand_home(path, "model.weights")
     source = f"model.weights: {str(path)!r}"
     if not file.is_file():
         raise ConfigError(f"model.weights: there is no file {str(path)!r}.")

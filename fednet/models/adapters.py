@@ -198,7 +198,7 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     from safetensors.torch import load_file
 
     source = f"model.adapters.weights: {str(folder)!r}"
-    about, tensors = (places.expanded(folder, "model.adapters.weights") / name for name in FILES)
+    about, tensors = (places.expand_home(folder, "model.adapters.weights") / name for name in FILES)
     try:
         config = json.loads(about.read_text(encoding="utf-8"))
         given = load_file(tensors)

@@ -101,7 +101,7 @@ def plan(asked: argparse.Namespace) -> Reproduction:
         cells = [*chosen, *others]
     if asked.scale == "mini":
         cells = _distinct([mini(c) for c in cells])
-    cells = [replace(c, config=_evaluated(c, asked.scale)) for c in cells]
+    cells = [replace(c, config=_with_needed_evaluations(c, asked.scale)) for c in cells]
     for text in asked.set:
         if (
             text.partition("=")[0].strip() == "algorithm.name"
@@ -153,7 +153,7 @@ def _named_methods(cells: Sequence[Cell], only: Sequence[str]) -> set[str]:
     return wanted
 
 
-def _evaluated(cell: Cell, scale: str) -> JsonDict:
+def _with_needed_evaluations(cell: Cell, scale: str) -> JsonDict:
     """Returns the cell's configuration with no more evaluation than its figures need.
 
     A table of the global model's accuracy needs it after every round, since the best accuracy and

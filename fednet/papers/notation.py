@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fednet.papers.tables import NAMES, paper
-from fednet.plain import JsonMapping, aligned
+from fednet.plain import JsonMapping, align
 from fednet.registry import algorithm
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def costs(name: str) -> str | None:
     server = columns.index("total_server")
     lines = [HEAD]
     for method, printed in table["rows"].items():
-        made = _built(table["algorithms"][method])
+        made = _build_method(table["algorithms"][method])
         passes = 1 + sum(exchange.label == "gradient" for exchange in made.exchanges)
         declared = (str(passes), *made.sends(), *made.keeps())
         lines.append((method, printed[client], printed[server], *declared))
-    return "\n".join([*aligned(lines), "", LEGEND])
+    return "\n".join([*align(lines), "", LEGEND])
 
 
-def _built(options: JsonMapping) -> Algorithm:
+def _build_method(options: JsonMapping) -> Algorithm:
     kind = algorithm.get(str(options["name"]))
     own = {key: value for key, value in options.items() if key != "name"}
     method: Algorithm = kind(msgspec.convert(own, kind.Config))

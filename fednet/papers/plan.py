@@ -18,7 +18,7 @@ from fednet import config as configuration
 from fednet.errors import FednetError, complain
 from fednet.papers.job import Reproduction
 from fednet.papers.tables import Cell
-from fednet.plain import aligned
+from fednet.plain import align
 
 STEPS = 3  # timed, after one that is not
 
@@ -40,7 +40,7 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
     for cell, _, task in runs:
         same = kind(cell)
         if same not in paces:
-            paces[same] = measured(cell, device)
+            paces[same] = measure_pace(cell, device)
         pace = paces[same]
         took = "?"
         if isinstance(pace, Pace):
@@ -49,7 +49,7 @@ def plan(job: Reproduction, out: Path, device: str, jobs: int) -> str:
             if task.state not in ("done", "failed"):
                 hours += seconds / 3600
         rows.append((task.name, task.state, f"{cell.config['rounds']} rounds", took))
-    text = [f"{len(runs)} runs in {job.folder(out)}, scale {job.scale}", *aligned(rows)]
+    text = [f"{len(runs)} runs in {job.folder(out)}, scale {job.scale}", *align(rows)]
     if any(isinstance(pace, Pace) for pace in paces.values()):
         text.append(
             f"left: {hours:.2f} hours of one process, {hours / jobs:.2f} hours with --jobs {jobs}, "
@@ -87,7 +87,7 @@ def kind(cell: Cell) -> str:
     )
 
 
-def measured(cell: Cell, device: str) -> Pace | str:
+def measure_pace(cell: Cell, device: str) -> Pace | str:
     """Times one step of the client with the most samples. Returns what is wrong where there is no
     such run, for example because its data are not there.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from fednet.papers.mini import DESCRIPTION
 from fednet.papers.results import unrun
-from fednet.plain import JsonMapping, aligned
+from fednet.plain import JsonMapping, align
 
 # Of rounds; also what begins with rounds_to_.
 COUNTS = ("best_round", "flat_after_round", "steady_after_round")
@@ -27,23 +27,23 @@ WORDS = ("dataset", "setting", "method", "seeds")  # columns of text; the others
 
 
 # -- rows by method -------------------------------------------------------------------------------
-def targeted(measure: object) -> bool:
+def is_cost_to_target(measure: object) -> bool:
     """Whether a measure is the cost to reach a target, which a run may never reach."""
     return str(measure).startswith(("rounds_to_", "mb_to_"))
 
 
-def grouped(
+def group_by_column(
     rows: Iterable[JsonMapping],
 ) -> dict[tuple[str, ...], dict[str, list[JsonMapping]]]:
     """Column (dataset, variant, heterogeneity) -> method -> its rows, one a seed."""
     found: dict[tuple[str, ...], dict[str, list[JsonMapping]]] = {}
     for r in rows:
         column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
-        found.setdefault(column, {}).setdefault(shown(r), []).append(r)
+        found.setdefault(column, {}).setdefault(method_label(r), []).append(r)
     return found
 
 
-def shown(row: JsonMapping) -> str:
+def method_label(row: JsonMapping) -> str:
     """Returns the method of a row and what was changed, which makes it another run."""
     return str(row["method"]) + (f" [{row['changed']}]" if row["changed"] else "")
 
@@ -66,7 +66,7 @@ def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
     """
     found = []
     left_out = unbegun(rows)
-    for column, methods in grouped(rows).items():
+    for column, methods in group_by_column(rows).items():
         if column not in left_out:
             dataset, *setting = column
             place = {"dataset": dataset, "setting": " ".join(p for p in setting if p)}
@@ -116,7 +116,7 @@ def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...
     """Returns the settings of which no run was begun, with their methods; empty if that is so of
     all.
     """
-    found = grouped(rows)
+    found = group_by_column(rows)
     left = {
         column: tuple(methods)
         for column, methods in found.items()
@@ -137,7 +137,7 @@ def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:
     """
     counted = measure in COUNTS or measure.startswith("rounds_to_")
     text = spread(rows, key, 0 if counted and len(rows) < 2 else 2)
-    never = sum(r.get(key) is None for r in rows) if targeted(measure) else 0
+    never = sum(r.get(key) is None for r in rows) if is_cost_to_target(measure) else 0
     if never:
         return f"{text} ({never} of {len(rows)} never)" if text else "never"
     return text
@@ -153,7 +153,7 @@ def as_text(rows: Sequence[JsonMapping]) -> str:
     """Returns the table and its notes as text."""
     head, lines = table(rows)
     numbers = [i for i, name in enumerate(head) if name not in WORDS]
-    return "\n".join([*aligned([head, *lines], numbers), "", *notes(rows)])
+    return "\n".join([*align([head, *lines], numbers), "", *notes(rows)])
 
 
 def as_md(rows: Sequence[JsonMapping]) -> str:
@@ -190,7 +190,9 @@ def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
     if legend:  # those of its lines that the rows need
         figures, deviation, target, personal = LEGEND
         out.append(figures)
-        by_method = [runs for methods in grouped(rows).values() for runs in methods.values()]
+        by_method = [
+            runs for methods in group_by_column(rows).values() for runs in methods.values()
+        ]
         if any(sum(r["status"] == "done" for r in runs) > 1 for runs in by_method):
             out.append(deviation)
         if any(r["measure"] == "rounds_to_target" for r in rows):

@@ -20,7 +20,7 @@ from fednet.papers import notation, rendering, results, search
 from fednet.papers import plan as planning
 from fednet.papers.job import Reproduction, plan
 from fednet.papers.mini import DESCRIPTION
-from fednet.plain import JsonDict, aligned
+from fednet.plain import JsonDict, align
 from fednet.report import costs, metrics
 from fednet.report.read import open_run
 from fednet.sweep import cells
@@ -98,7 +98,7 @@ def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
     cell = next(c for c in job.cells if c.config["name"] == name)
     words = []
     for measure, printed in cell.figures.items():
-        value = results.measured(measure, run)
+        value = results.measure(measure, run)
         if value is not None:
             beside = "" if printed is None else f" (paper {printed})"
             words.append(f"{measure} {value:.2f}{beside}")
@@ -145,4 +145,4 @@ def listing() -> str:
         datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in found)
         lines.append((name, f"{len(found):3d} cells", ", ".join(datasets), caption))
     lines += [(name, "  no runs", "", f"prints {what}") for name, what in papers.no_runs().items()]
-    return "\n".join(aligned(lines))
+    return "\n".join(align(lines))

@@ -61,7 +61,7 @@ CURVE = (*KEY, "round", "mb", *FACTORS)
 
 
 # -- measures --------------------------------------------------------------------------------------
-def measured(
+def measure(
     name: str, run: Run, versus: Run | None = None, target_round: int | None = None
 ) -> float | None:
     """Returns a measure of a cell (see `papers.Cell`) on a run, in the papers' units: accuracies in
@@ -197,7 +197,7 @@ def row(
         "changed": changed,
     }
     found = {
-        name: None if run is None else measured(name, run, versus, cell.target_round)
+        name: None if run is None else measure(name, run, versus, cell.target_round)
         for name in cell.figures
     }
     if run is not None:
@@ -210,9 +210,9 @@ def row(
             "best_round": at,
             "last10": percent(metrics.last(curve)[0]),
             "final": percent(metrics.final(curve)),
-            "pfl": measured("pfl_accuracy", run),
-            "drift": measured("drift_accuracy", run),
-            **{k: measured(k, run) for k in SPREADS},
+            "pfl": measure("pfl_accuracy", run),
+            "drift": measure("drift_accuracy", run),
+            **{k: measure(k, run) for k in SPREADS},
             "rounds": len(run.rounds),
             "mb": s["bytes"]["mb"],
             "seconds": s["seconds"],

@@ -171,7 +171,7 @@ def table(name: str) -> JsonDict:
     """Returns the description of a table that has runs, such as `feddpc/table2`. Raises ConfigError
     for another name.
     """
-    key, _, title = _known(name).partition("/")
+    key, _, title = _check_table_name(name).partition("/")
     found: JsonDict = paper(key)["tables"][title]
     return found
 
@@ -185,11 +185,11 @@ def cells(name: str) -> list[Cell]:
     """Returns every cell of a table such as `feddpc/table2`, in the order of its runs. Raises
     ConfigError for a name that is none of `with_results()`.
     """
-    key, _, title = _known(name).partition("/")
+    key, _, title = _check_table_name(name).partition("/")
     described = paper(key)
     own = described["tables"][title]
     found = []
-    for words, figures in _printed(own):
+    for words, figures in _printed_cells(own):
         config = lay(described["base"], own.get("base", {}))
         config = lay(config, {"data": {"dataset": DATASETS[words["dataset"]]}})
         kept: JsonDict = {}
@@ -223,7 +223,7 @@ def grid(cell: Cell) -> dict[str, list[Any]]:
     return found
 
 
-def _printed(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
+def _printed_cells(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
     """Yields (words, figures) of each cell of a table, in the table's order."""
     shared = {**dict.fromkeys(WORDS, ""), **table.get("at", {})}
     levels = table["by"]
@@ -270,7 +270,7 @@ def _last(given: Any, words: Mapping[str, str]) -> Any:
     return counting[-1] if counting else None
 
 
-def _known(name: str) -> str:
+def _check_table_name(name: str) -> str:
     """Returns the table's name as it is written in the YAML file, from a name in any case."""
     known = with_results()
     found = next((k for k in known if k.lower() == name.lower()), None)

@@ -22,7 +22,7 @@ import numpy as np
 from fednet.config import tree
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.files import read_text
-from fednet.places import expanded, runs
+from fednet.places import expand_home, runs
 from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Messages, Round, Summary, Wire, reading
 from fednet.records.table import OWN
@@ -215,7 +215,7 @@ def once(make: F) -> F:
 
 def open_run(path: str | Path) -> Run:
     """Returns the run in that directory. Raises ConfigError if there is none."""
-    folder = expanded(path, "open_run")
+    folder = expand_home(path, "open_run")
     meet()  # whichever thread reads what is below
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent

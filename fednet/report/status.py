@@ -18,7 +18,7 @@ from fednet import proc
 from fednet.errors import StateError
 from fednet.experiment.rundir import resume_hint
 from fednet.ids import as_text, ranges_as_text
-from fednet.plain import aligned
+from fednet.plain import align
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
@@ -163,7 +163,7 @@ def text(status: Status, run: Path, now: float) -> str:
     if waiting and live:
         lines.append(f"waiting for {_clients(awaited)}:")
         rows = [_row(w, status, now) for w in waiting]
-        lines += [f"  {line}" for line in aligned([WAITING, *rows])]
+        lines += [f"  {line}" for line in align([WAITING, *rows])]
     elif waiting and not ended:
         lines.append(f"was waiting for {_clients(awaited)}: {as_text(awaited)}")
     if status.arrived and not ended:
@@ -189,7 +189,7 @@ def text(status: Status, run: Path, now: float) -> str:
                     site.why or "connected",
                 )
             )
-        lines += [f"  {line}" for line in aligned(rows)]
+        lines += [f"  {line}" for line in align(rows)]
     refused = [cause for cause in status.refused if now - cause.last < RECENT_S]
     if refused and live:
         lines.append(f"refused in the last {span(RECENT_S)}:")
@@ -197,7 +197,7 @@ def text(status: Status, run: Path, now: float) -> str:
         for cause in refused:
             ago = f"{span(now - cause.last)} ago"
             rows.append((cause.who, str(cause.count), ago, cause.reason))
-        lines += [f"  {line}" for line in aligned(rows)]
+        lines += [f"  {line}" for line in align(rows)]
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fednet.plain import aligned
+from fednet.plain import align
 from fednet.records import metrics_shown
 from fednet.report import costs, metrics
 from fednet.report.groups import LONG, Group, clocks, differences_in_pair, group, pairs
@@ -309,7 +309,7 @@ def as_text(t: Table) -> str:
         blocks[-1].append(i)
     lines = []
     for block in blocks:
-        part = aligned([[r[i] for i in block] for r in rows], range(1, len(block)))
+        part = align([[r[i] for i in block] for r in rows], range(1, len(block)))
         rule = "─" * max(map(len, part))
         part.insert(1, rule)
         if t.differences:

@@ -30,7 +30,7 @@ STRENGTH = {"sign_flip": 1.0, "gaussian": 1.0, "alie": 1.5, "ipm": 2.0, "label_f
 
 
 @functools.cache
-def _drawn(seed: int, clients: tuple[int, ...], share: float) -> frozenset[int]:
+def _draw_malicious(seed: int, clients: tuple[int, ...], share: float) -> frozenset[int]:
     count = part_of(share, len(clients))
     chosen = seeds.rng(seed, "malicious").choice(clients, count, replace=False)
     return frozenset(int(c) for c in chosen)
@@ -41,7 +41,7 @@ def malicious(config: Config) -> frozenset[int]:
     the run's seed.
     """
     section = config.faults.malicious
-    return _drawn(config.seed, training(config), section.clients)
+    return _draw_malicious(config.seed, training(config), section.clients)
 
 
 def strength(config: Config) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from fednet.errors import RemoteProtocolError
 from fednet.secagg import field, fixed, primitives
 from fednet.secagg.fixed import Integers
-from fednet.secagg.masks import add_mask, reduced
+from fednet.secagg.masks import add_mask, reduce_sums
 from fednet.secagg.messages import (
     KEYS,
     NONE,
@@ -88,7 +88,9 @@ class SecureClient:
             self._take_keys(unpack_entries(question, KEYS))
             n = len(self._circle)
             t = terms.share_threshold(self.me)
-            shares = list(zip(field.split(self._masking, n, t), field.split(self._own, n, t)))
+            shares = list(
+                zip(field.split_secret(self._masking, n, t), field.split_secret(self._own, n, t))
+            )
             mine = {who: b"".join(shares[terms.place(self.me, who) - 1]) for who in self._circle}
             self._held[self.me] = mine[self.me]
             sealed = self._encrypt_shares({who: mine[who] for who in self._keys})
@@ -107,7 +109,7 @@ class SecureClient:
                 about = pair_context(terms, b"mask", min(self.me, who), max(self.me, who))
                 key = self._shared_key(self._masking, self._keys[who][KEY : 2 * KEY], about)
                 add_mask(terms, total, key, who < self.me)
-            return fixed.pack(reduced(terms, total), terms.width)
+            return fixed.pack(reduce_sums(terms, total), terms.width)
 
         if step == "consistency":  # Round 3
             # Of clients outside its circle this client knows only that they are in the cohort.

@@ -81,7 +81,9 @@ def lagrange(known: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
 
 
 # -- Shamir's secret sharing -----------------------------------------------------------------------
-def split(secret: bytes, n: int, t: int, random: Random = secrets.token_bytes) -> list[bytes]:
+def split_secret(
+    secret: bytes, n: int, t: int, random: Random = secrets.token_bytes
+) -> list[bytes]:
     """Returns n shares of a secret, at the points 1 to n, of which any t reconstruct it (Shamir,
     1979): polynomials of degree t - 1, one a limb, by Horner's rule at all points at once.
     """

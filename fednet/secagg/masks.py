@@ -12,11 +12,11 @@ Residues = npt.NDArray[np.uint64]
 
 
 def add_mask(terms: Terms, total: Residues, key: bytes, plus: bool) -> None:
-    """Adds PRG(key) to total, or subtracts it. `reduced` takes the sums modulo R."""
+    """Adds PRG(key) to total, or subtracts it. `reduce_sums` takes the sums modulo R."""
     mask = primitives.mask_stream(key, terms.length, terms.width)
     (np.add if plus else np.subtract)(total, mask, out=total)
 
 
-def reduced(terms: Terms, total: Residues) -> Residues:
+def reduce_sums(terms: Terms, total: Residues) -> Residues:
     """Returns sums modulo R. They wrapped around at 2^64, which R divides."""
     return total if terms.width == 8 else total & np.uint64(terms.modulus - 1)

@@ -15,7 +15,7 @@ from fednet.secagg import fixed, primitives
 from fednet.secagg.evidence import Evidence
 from fednet.secagg.field import SHARE, numbers
 from fednet.secagg.fixed import Integers
-from fednet.secagg.masks import Residues, add_mask, reduced
+from fednet.secagg.masks import Residues, add_mask, reduce_sums
 from fednet.secagg.messages import (
     DIGEST,
     ID,
@@ -137,7 +137,7 @@ class SecureServer:
         if self.step == "keys":
             self._check_keys(gathered, answer)
         elif self.step == "shares":
-            if tuple(_sealed(answer)) != self._others(client, "keys"):
+            if tuple(_encrypted_shares(answer)) != self._others(client, "keys"):
                 raise RemoteProtocolError("shares for others than those that gave their keys")
         elif self.step == "masked":
             vector = fixed.unpack(answer, self.terms.width)
@@ -183,7 +183,7 @@ class SecureServer:
             learned: JsonDict = {"keys": dict(gathered.answers)}
         elif step == "shares":
             digests = {u: answer[:DIGEST] for u, answer in gathered.answers.items()}
-            shares = {u: _sealed(answer) for u, answer in gathered.answers.items()}
+            shares = {u: _encrypted_shares(answer) for u, answer in gathered.answers.items()}
             learned = {"digests": digests, "shares": shares}
         elif step == "masked":
             # Encrypted shares are not kept longer than they are needed.
@@ -213,10 +213,10 @@ class SecureServer:
                 other = self.known["keys"][u][KEY : 2 * KEY]
                 about = pair_context(terms, b"mask", min(u, v), max(u, v))
                 add_mask(terms, total, primitives.shared_key(masking, other, about), u < v)
-        total = fixed.lift(reduced(terms, total), terms.modulus)
+        total = fixed.lift(reduce_sums(terms, total), terms.modulus)
         return {"total": total, "masked": None, "blamed": evidence.blamed()}
 
 
-def _sealed(answer: bytes) -> dict[int, bytes]:
+def _encrypted_shares(answer: bytes) -> dict[int, bytes]:
     """Returns the encrypted shares in an answer to the step `shares`, by receiver."""
     return unpack_entries(answer[DIGEST:], SHARES + TAG)

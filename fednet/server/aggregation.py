@@ -23,7 +23,7 @@ from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.state import State, fingerprints, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment.build import Experiment
-from fednet.loading import WrongPart, raised
+from fednet.loading import WrongPart, error_text
 from fednet.server.exchange import OpenExchange
 from fednet.server.exchanges import Exchanges
 from fednet.server.guards import at_most, guards_of, having
@@ -303,4 +303,4 @@ def _theirs(broken: Exception) -> str:
     fednets = isinstance(broken, FednetError) and not isinstance(broken, brought)
     if own or fednets:
         raise broken
-    return raised(broken, anywhere=True)
+    return error_text(broken, anywhere=True)

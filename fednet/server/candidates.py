@@ -18,7 +18,7 @@ from fednet.data.reading import call
 from fednet.errors import FednetError
 from fednet.experiment import selection
 from fednet.experiment.build import Experiment
-from fednet.loading import WrongPart, place, raised
+from fednet.loading import WrongPart, error_text, place
 from fednet.records.manifest import Candidate
 from fednet.wire.payload import Run
 
@@ -60,7 +60,7 @@ def cohort(
     except FednetError:
         raise
     except Exception as broken:
-        raise WrongPart(f"the selection {name_of(part)}: {raised(broken)}.") from broken
+        raise WrongPart(f"the selection {name_of(part)}: {error_text(broken)}.") from broken
     return check_selected(part, found, available, asked)
 
 

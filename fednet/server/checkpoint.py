@@ -25,7 +25,7 @@ from fednet.algorithms.state import (
     write_state,
 )
 from fednet.errors import StateError
-from fednet.files import clear_asides, listed, read_record, write_record
+from fednet.files import clear_asides, list_folder, read_record, write_record
 from fednet.plain import plain
 from fednet.records import reading
 from fednet.records.manifest import FORMAT, RESTORE, RunProgress, UnderWay, read_manifest
@@ -103,7 +103,7 @@ class Checkpoints:
             fsync=self._fsync,
         )
         at("recording")
-        for old in listed(self.folder, "state-*.safetensors"):
+        for old in list_folder(self.folder, "state-*.safetensors"):
             if old.name not in files.values():
                 old.unlink()
         kept = [part for _, part in leaves("", states) if isinstance(part, PerClient)]

@@ -306,7 +306,7 @@ def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
             beat_s=endpoint.beat_s,
         ),
         time.monotonic(),
-        files=loading.loaded(),
+        files=loading.loaded_files(),
         layout=experiment.digest,
         part=endpoint.part,
         key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,

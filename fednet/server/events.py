@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fednet.errors import timed
+from fednet.errors import with_time
 from fednet.ids import as_text
 from fednet.plain import JsonDict, JsonMapping
 
@@ -150,7 +150,7 @@ class Events:
         elif event in ("ready", "back"):
             self._away.difference_update(clients)
         if self.say is not None and show:
-            self.say(timed(text))
+            self.say(with_time(text))
 
     # -- refusals ----------------------------------------------------------------------------------
     def _newest(self) -> list[Cause]:
@@ -178,7 +178,7 @@ class Events:
         text = f"refused {who}{more}: {cause.reason}"
         log.info("%s", text)
         if self.say is not None:
-            self.say(timed(text))
+            self.say(with_time(text))
 
     def _write_cause(self, cause: Cause, fields: JsonDict) -> None:
         self._write("refused", {**fields, "count": cause.count - cause.told})

@@ -21,7 +21,7 @@ from fednet.config import Config, FaultKind, ServerPoint
 from fednet.errors import ConfigError
 from fednet.experiment import selection
 from fednet.files import read_lines
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.plain import JsonDict
 from fednet.records import reading
 from fednet.wire.messages import Fault
@@ -65,7 +65,7 @@ class Replay:
         where = config.faults.replay
         if where is None:
             return None
-        folder = expanded(where, "faults.replay")
+        folder = expand_home(where, "faults.replay")
         path = folder / "rounds.jsonl"
         try:
             rows = list(read_lines(path))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fednet.algorithms.base import Run, Tensors
-from fednet.algorithms.staleness import rebased
+from fednet.algorithms.staleness import rebase
 from fednet.algorithms.state import State
 from fednet.config import Config
 from fednet.config.schema import PrivacySection
@@ -192,7 +192,7 @@ class Rebasing(Guard):
         staleness = self._exchange.asked[client].staleness
         if not staleness:
             return up
-        return rebased(up, self._sent.get(client), self._shared, staleness)
+        return rebase(up, self._sent.get(client), self._shared, staleness)
 
 
 class RobustRule(Guard):

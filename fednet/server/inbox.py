@@ -37,8 +37,8 @@ from fednet.files import (
     Digest,
     digest,
     is_read,
-    listed,
-    opened,
+    list_folder,
+    open_descriptor,
     pages,
     remove_folder,
     write_all,
@@ -46,7 +46,7 @@ from fednet.files import (
 from fednet.journal.book import which
 from fednet.journal.events import Accepted, Forgotten, Revoked
 from fednet.journal.journal import Journal
-from fednet.loading import WrongPart, raised
+from fednet.loading import WrongPart, error_text
 from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
@@ -225,7 +225,7 @@ class Inbox:
                     os.unlink(path)
                 if self._spares and not os.path.exists(path):
                     os.replace(self._spares.pop(), path)
-                upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
+                upload.file = open_descriptor(path, os.O_RDWR | os.O_CREAT | OWN)
         upload = self._uploads[key]
         if upload.got != offset:
             raise StateError(
@@ -350,13 +350,13 @@ class Inbox:
         kept, place = set(under_way), self.folder / "spare"
         busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
         size = sum(os.path.getsize(p) for p in self._spares)
-        for folder in listed(self.folder, "round-*"):
+        for folder in list_folder(self.folder, "round-*"):
             round = int(folder.name.split("-")[1])
             if round > up_to:
                 continue
             place.mkdir(exist_ok=True)
             # Later rounds take their files from those that nobody needs any more.
-            for path in map(str, listed(folder, "*.bin")):
+            for path in map(str, list_folder(folder, "*.bin")):
                 client = int(os.path.basename(path).split("-")[1])
                 if (round, client) in kept or path in busy or is_read(path):
                     continue
@@ -473,7 +473,7 @@ def decoder(
                 raise
             # A compressor of the user's own failed at bytes that a client may choose: the run goes
             # on without them.
-            raise WrongPart(m.clean(raised(broken, anywhere=True))) from broken
+            raise WrongPart(m.clean(error_text(broken, anywhere=True))) from broken
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):

@@ -11,7 +11,7 @@ import torch
 from fednet.algorithms.state import PerClient, State
 from fednet.descriptors import reaching
 from fednet.errors import StateError
-from fednet.files import clear_asides, digest, listed, write_aside
+from fednet.files import clear_asides, digest, list_folder, write_aside
 from fednet.tensors import Layout, Tensors
 
 ROW_NAME = re.compile(r"[0-9a-f]{32}")
@@ -28,7 +28,7 @@ class RowStore:
         self._fsync = fsync
         root.mkdir(parents=True, exist_ok=True)
         clear_asides(root)
-        self._names = {path.stem for path in listed(root, "*.row")}
+        self._names = {path.stem for path in list_folder(root, "*.row")}
 
     def check(self, rows: PerClient) -> None:
         """Raises StateError if a row of a checkpoint is missing or not of its size. Its bytes are

@@ -126,7 +126,7 @@ def provenance(
         "device": device,
         "cuda": torch.version.cuda,
         "git": commit,
-        "code_sha256": loading.loaded(),
+        "code_sha256": loading.loaded_files(),
         "determinism": dict(switches),
         "data_sha256": data,
     }

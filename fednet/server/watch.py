@@ -22,10 +22,10 @@ from fednet.errors import (
     raise_stop,
     signal_name,
     stop_signals,
-    timed,
+    with_time,
 )
 from fednet.experiment.rundir import write_status
-from fednet.ids import expanded, ranges, ranges_as_text
+from fednet.ids import expand_ranges, ranges, ranges_as_text
 from fednet.plain import JsonDict, JsonMapping
 from fednet.protocol.workers import SHOWN
 from fednet.records.rows import Round
@@ -85,7 +85,7 @@ def absent_as_text(rows: Sequence[JsonMapping], clients: Collection[int]) -> str
     found = []
     for row in rows:
         if not row["connected"]:
-            ids = expanded(row["clients"], sys.maxsize)
+            ids = expand_ranges(row["clients"], sys.maxsize)
             among = ranges([client for client in ids if client in clients])
             if among:
                 site = f"{row['site']}: " if row.get("site") else ""
@@ -255,7 +255,7 @@ class Watch:
             until = f"; without them in {max(0.0, left):.0f} s"
         absent = absent_as_text(snapshot["sites"], ids)
         text = f"round {protocol.round} waits for clients that are not connected: {absent}{until}"
-        self._how.display.note(timed(text))
+        self._how.display.note(with_time(text))
 
     def status(self, state: str, **who: object) -> None:
         """Writes status.json. The snapshot may be older than the run's end."""
@@ -316,7 +316,7 @@ class Watch:
             if time.monotonic() > say_at:
                 text = self._who_is_there(wanted, among)
                 if text != said:
-                    self._how.display.note(timed(text))
+                    self._how.display.note(with_time(text))
                 said, say_at = text, time.monotonic() + TELL_AGAIN_S
             self._io.rest(0.05, lambda: self.present(among) >= wanted)
             self.check()

@@ -10,8 +10,8 @@ one buffer, whatever the number of layers.
 from fednet.tensors.layout import Inputs as Inputs
 from fednet.tensors.layout import Layout as Layout
 from fednet.tensors.layout import Slot as Slot
-from fednet.tensors.layout import mapped as mapped
-from fednet.tensors.layout import named as named
+from fednet.tensors.layout import by_name as by_name
+from fednet.tensors.layout import map_inputs as map_inputs
 from fednet.tensors.sums import Sum as Sum
 from fednet.tensors.sums import TwoSums as TwoSums
 from fednet.tensors.sums import mean as mean

@@ -22,15 +22,15 @@ Inputs = torch.Tensor | dict[str, torch.Tensor]
 """Of n samples: a tensor (n, ...), or one by name for a model of several inputs."""
 
 
-def named(x: Inputs) -> dict[str, torch.Tensor]:
+def by_name(x: Inputs) -> dict[str, torch.Tensor]:
     """Returns x as a dict; a single tensor has the empty name."""
     return x if isinstance(x, dict) else {"": x}
 
 
-def mapped(x: Inputs, one: Callable[..., torch.Tensor], *others: Inputs) -> Inputs:
+def map_inputs(x: Inputs, one: Callable[..., torch.Tensor], *others: Inputs) -> Inputs:
     """Returns `one(x, *others)`, or of several inputs that of each, by name."""
     if isinstance(x, dict):
-        return {name: one(part, *(named(o)[name] for o in others)) for name, part in x.items()}
+        return {name: one(part, *(by_name(o)[name] for o in others)) for name, part in x.items()}
     return one(x, *others)
 
 

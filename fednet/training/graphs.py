@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from fednet.tensors import Inputs, mapped, named
+from fednet.tensors import Inputs, by_name, map_inputs
 
 DEVICES = ("cuda",)  # on which steps can be captured
 KEPT = 4  # kinds of training that are kept for later ones
@@ -47,15 +47,15 @@ class Captured:
 
     def __call__(self, x: Inputs, *more: torch.Tensor) -> None:
         if self._graph is None:
-            own = mapped(x, torch.clone)
+            own = map_inputs(x, torch.clone)
             others = [part.clone() for part in more]
-            self._batch = [*named(own).values(), *others]
+            self._batch = [*by_name(own).values(), *others]
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()
             mode = "thread_local"  # other threads go on with the device meanwhile
             with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 self.step(own, *others)
             self._graph = graph
-        for held, given in zip(self._batch, [*named(x).values(), *more]):
+        for held, given in zip(self._batch, [*by_name(x).values(), *more]):
             held.copy_(given)
         self._graph.replay()

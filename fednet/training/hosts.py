@@ -23,7 +23,7 @@ from fednet.config import TrainSection
 from fednet.data.augment import augment_with_targets as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
-from fednet.tensors import Inputs, Layout, Tensors, mapped
+from fednet.tensors import Inputs, Layout, Tensors, map_inputs
 from fednet.training.evaluation import Counts, drawing, evaluate, recalibrate
 from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
 from fednet.training.samples import piece
@@ -239,7 +239,7 @@ class ClientHost:
             inputs, labels = self.data
             added, given = self.inputs(more)
             labels = torch.cat([labels, given.to(labels.dtype)])
-            own = mapped(inputs, lambda *parts: torch.cat(parts), added), labels
+            own = map_inputs(inputs, lambda *parts: torch.cat(parts), added), labels
         where = "" if stream == "order" else f"/{stream}"  # part of the names of random draws
         recipe = msgspec.structs.replace(
             config,

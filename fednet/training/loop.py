@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import torch
 
-from fednet.config.schema import TrainSection, scheduled
+from fednet.config.schema import TrainSection, learning_rate_at
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors, named
+from fednet.tensors import Inputs, Tensors, by_name
 from fednet.training import graphs
 from fednet.training.optimizers import Corrected, Optimizer, optimizer
 from fednet.training.samples import batches, length, piece, take
@@ -133,7 +133,7 @@ class Descent:
     def sample_nbytes(self) -> int:
         """Bytes of one sample, without its target."""
         if isinstance(self.data, tuple):
-            return sum(p[:1].nbytes for p in named(self.data[0]).values())
+            return sum(p[:1].nbytes for p in by_name(self.data[0]).values())
         return self.data.data.input_nbytes
 
     @cached_property
@@ -157,7 +157,7 @@ class Descent:
         hooks = self.hooks
         if isinstance(self.data, tuple):
             x, y = self.data
-            inputs = tuple([(name, p.dtype, p.shape[1:]) for name, p in named(x).items()])
+            inputs = tuple([(name, p.dtype, p.shape[1:]) for name, p in by_name(x).items()])
             form: tuple[object, ...] = inputs, y.dtype, y.shape[1:]
         else:
             form = self.data.data.inputs_form
@@ -387,7 +387,7 @@ def _descend(
         for start, end in descent.cuts[: descent.steps - step]:
             step += 1
             if recipe.local_schedule != "constant":
-                rate = scheduled(recipe.local_schedule, recipe.lr, step, descent.steps)
+                rate = learning_rate_at(recipe.local_schedule, recipe.lr, step, descent.steps)
                 optimizers.set_rate(rate)
             if replay is not None and replay.trainings and end - start == recipe.batch_size:
                 replay(piece(x, start, end), y[start:end])

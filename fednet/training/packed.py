@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.errors import ConfigError
-from fednet.tensors import Inputs, Tensors, mapped, to_device
+from fednet.tensors import Inputs, Tensors, map_inputs, to_device
 from fednet.training.graphs import get_or_make
 from fednet.training.loop import Descent
 from fednet.training.optimizers import SGD, Corrected
@@ -284,7 +284,7 @@ def joint_batches(
         xs, ys = take(index)
         part_of, samples = (to_device(torch.from_numpy(a), device) for a in (shares, sizes))
         for k in range(steps):
-            yield mapped(xs, lambda part: part[:, k]), ys[:, k], part_of[k], samples[k]  # noqa: B023
+            yield map_inputs(xs, lambda part: part[:, k]), ys[:, k], part_of[k], samples[k]  # noqa: B023
 
 
 Take = Callable[[np.ndarray], tuple[Inputs, torch.Tensor]]
@@ -305,7 +305,9 @@ def _of_one_dataset(rows: Sequence[Descent]) -> Take | None:
     def take(index: np.ndarray) -> tuple[Inputs, torch.Tensor]:
         at = parts[index + begins.reshape(-1, *[1] * (index.ndim - 1))]
         x, y = sites[0].rows(at.reshape(-1))
-        return mapped(x, lambda p: p.view(*at.shape, *p.shape[1:])), y.view(*at.shape, *y.shape[1:])
+        return map_inputs(x, lambda p: p.view(*at.shape, *p.shape[1:])), y.view(
+            *at.shape, *y.shape[1:]
+        )
 
     return take
 
@@ -326,7 +328,7 @@ def _of_each(rows: Sequence[Descent]) -> Take:
                 torch.index_select(part, 0, at[i].view(-1), out=out[i])
             return out.view(*at.shape, *shape)
 
-        x = mapped(pairs[0][0], gathered, *[x for x, _ in pairs[1:]])
+        x = map_inputs(pairs[0][0], gathered, *[x for x, _ in pairs[1:]])
         return x, gathered(*[y for _, y in pairs])
 
     return take

@@ -12,7 +12,7 @@ from torch import nn
 
 from fednet import seeds
 from fednet.config import Config
-from fednet.tensors import Inputs, Layout, Tensors, mapped, to_device
+from fednet.tensors import Inputs, Layout, Tensors, map_inputs, to_device
 from fednet.training.tasks import Task
 from fednet.wire.payload import Samples
 
@@ -125,4 +125,4 @@ class Setting:
 
 
 def move_inputs(x: Inputs, device: torch.device) -> Inputs:
-    return mapped(x, lambda part: to_device(part, device))
+    return map_inputs(x, lambda part: to_device(part, device))

@@ -33,7 +33,7 @@ import msgspec
 
 from fednet import files
 from fednet.errors import ConfigError
-from fednet.files import alone, opened, read_bytes, write_aside, write_new
+from fednet.files import alone, open_descriptor, read_bytes, write_aside, write_new
 from fednet.ids import as_text
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def all_keys(directory: str | Path) -> list[tuple[tuple[int, ...], str, Allowed]
     name). A key has one entry for each date and name. Raises ConfigError.
     """
     found: dict[tuple[str, Allowed], list[int]] = {}
-    for file in files.listed(_allowed_folder(directory)):
+    for file in files.list_folder(_allowed_folder(directory)):
         if file.name.isdecimal():
             for key in _read_keys(file).items():
                 found.setdefault(key, []).append(int(file.name))
@@ -278,7 +278,7 @@ class Keyring:
         expired: dict[str, list[int]] = {}
         names: dict[int, str] = {}
         ends: dict[tuple[float, str], list[int]] = {}
-        for entry in files.listed(allowed):
+        for entry in files.list_folder(allowed):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
             try:
@@ -376,7 +376,7 @@ def _changing(directory: str | Path) -> Iterator[Path]:
     """
     allowed = _allowed_folder(directory)
     lock = allowed.with_name("allowed.lock")
-    file = opened(lock, os.O_RDWR | os.O_CREAT)
+    file = open_descriptor(lock, os.O_RDWR | os.O_CREAT)
     try:
         with alone(file, lock):
             yield allowed

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednet.buffers import copied
+from fednet.buffers import copy_to_lent
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
@@ -472,7 +472,7 @@ def floats(data: Buffer) -> torch.Tensor:
     """Values that share the memory of `data` where it may be written to and is aligned."""
     values = np.frombuffer(data, dtype="<f4")
     if not (values.flags.writeable and values.flags.aligned):
-        values = copied(values)
+        values = copy_to_lent(values)
     return torch.from_numpy(values)
 
 

@@ -21,7 +21,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.loading import Arguments, Check, held
+from fednet.loading import Arguments, Check, check_returns
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -196,7 +196,7 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
             )
         for base, returns in RETURNS.items():
             if isinstance(part, base):
-                held(type(part), returns)
+                check_returns(type(part), returns)
         after = list(places)[list(places).index(place) :]
         if any(getattr(chain, name) is not None for name in after):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")

@@ -22,7 +22,7 @@ import msgpack
 import msgspec
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
-from fednet.ids import expanded, ranges
+from fednet.ids import expand_ranges, ranges
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content
 
@@ -120,7 +120,7 @@ def _looked_at(kinds: Mapping[object, type[m.Message]], header: bytes) -> m.Mess
         raise RemoteProtocolError(f"unknown message type {shown}")
     try:
         if isinstance(fields.get("ids"), list):
-            fields["ids"] = expanded(fields["ids"], m.MAX_IDS)
+            fields["ids"] = expand_ranges(fields["ids"], m.MAX_IDS)
         return msgspec.convert(fields, kind, builtin_types=(bytes,))
     except (ValueError, RecursionError) as broken:  # msgspec's are ValueErrors
         raise RemoteProtocolError(m.clean(f"{tag}: {broken}")) from broken

@@ -33,7 +33,7 @@ from typing import (
 import torch
 
 from fednet.errors import ConfigError
-from fednet.tensors import Tensors, named
+from fednet.tensors import Tensors, by_name
 
 FieldForm = Literal["tensors", "parameters", "float", "int", "run", "samples", "array"]
 
@@ -244,7 +244,7 @@ def misfit(form: str, value: object) -> str | None:
     except (struct.error, TypeError, ValueError, RuntimeError):  # as torch, of two elements, has it
         return repr(value) if isinstance(value, Run) else type(value).__name__
     if isinstance(value, Samples):
-        arrays = named(value.x).values()
+        arrays = by_name(value.x).values()
         others = [v for v in (*arrays, value.y) if not isinstance(v, torch.Tensor)]
         return f"Samples of {type(others[0]).__name__}" if others else None
     if isinstance(value, torch.Tensor) and value.dtype not in NAMES:

@@ -41,7 +41,7 @@ Line = tuple[str, list[float]]
 def text(path: str, key: str, names: Sequence[str]) -> str:
     """Returns the text of a file. key, names: for the error if there is no such file."""
     try:
-        raw = places.expanded(path, key).read_bytes()
+        raw = places.expand_home(path, key).read_bytes()
     except OSError as broken:
         if "/" not in path and "." not in path:
             raise ConfigError(f"{key}: {unknown('trace', path, names)}") from broken

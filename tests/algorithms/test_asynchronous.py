@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Run
-from fednet.algorithms.staleness import rebased, weight
+from fednet.algorithms.staleness import rebase, weight
 from tests.algorithms.harness import Federation, close, vector
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
@@ -35,7 +35,7 @@ def play(name, events, **options):
             )
             run.io.staleness = tau
             if not algorithm.own_schedule:
-                up = rebased(up, down.x, server.x, tau)
+                up = rebase(up, down.x, server.x, tau)
             fold = algorithm.accumulate(fold, server, client, up, run.io)
         run.servers.append(algorithm.server_update(fold, server, [c for c, _ in buffer], run.io))
     return run
@@ -111,6 +111,6 @@ def test_staleness_counts_as_the_papers_say(rule, expected):
 
 def test_buffers_of_a_stale_model_stay_as_they_came():
     up = F.make("fedavg").Up(x=vector(5.0, buffers=[9.0]), run=Run(1, 1, 0.0))
-    moved = rebased(up, vector(1.0, buffers=[0.0]), vector(10.0, buffers=[2.0]), 3)
+    moved = rebase(up, vector(1.0, buffers=[0.0]), vector(10.0, buffers=[2.0]), 3)
     assert float(moved.x.vector[0]) == 12.0  # 10 + (5 - 1) / sqrt(4)
     assert float(moved.x.buffers[0]) == 9.0

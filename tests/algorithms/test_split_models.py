@@ -116,4 +116,4 @@ def test_fedrep_counts_steps_where_the_epochs_of_its_head_are_given():
     ],
 )
 def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
-    assert fedrep.divided(steps, h, b) == parts
+    assert fedrep.divide_steps(steps, h, b) == parts

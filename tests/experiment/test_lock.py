@@ -16,7 +16,7 @@ import pytest
 
 from fednet.client.books import MessageFile
 from fednet.client.states import StatesHold
-from fednet.errors import CannotGoOn, ConfigError, refused
+from fednet.errors import CannotGoOn, ConfigError, machine_error
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim
 from fednet.transport import keys
@@ -163,4 +163,4 @@ def test_a_lock_that_a_failing_disk_refuses_names_its_file(tmp_path, monkeypatch
     break_locks(monkeypatch, number)
     with pytest.raises(OSError, match=os.strerror(number)) as raised:
         use(where, tmp_path)
-    assert str(tmp_path) in refused(raised.value)
+    assert str(tmp_path) in machine_error(raised.value)

@@ -108,7 +108,7 @@ def test_the_deeper_network_gains_more_only_if_it_does_seed_by_seed():
 
 # -- the order of methods --------------------------------------------------------------------------
 def column(made):
-    (methods,) = rendering.grouped(made).values()
+    (methods,) = rendering.group_by_column(made).values()
     return methods
 
 
@@ -247,10 +247,10 @@ def test_every_row_that_is_no_method_of_its_table_has_a_label_and_no_other_has()
         found = [
             r for scale in ("full", "mini") for r in publish._rows(name, HERE / "results", scale)
         ]
-        beside = {rendering.shown(r) for r in found} - methods
+        beside = {rendering.method_label(r) for r in found} - methods
         labelled = set(said.get(name, {}))
         assert beside <= labelled, name
-        assert labelled <= {rendering.shown(r) for r in found}, name
+        assert labelled <= {rendering.method_label(r) for r in found}, name
     kinds = ("printed", "in the paper: ", "reading: ")
     for name, beside in said.items():
         for row in beside.values():

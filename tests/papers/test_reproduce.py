@@ -131,7 +131,7 @@ def test_clients_are_judged_only_where_the_table_is_about_them():
 # -- the plan --------------------------------------------------------------------------------------
 def test_a_plan_is_steps_times_one_measured_step(tmp_path, monkeypatch, capsys):
     pace = planning.Pace(0.1, (500, 200))  # batches of 256: 2 and 1 steps, at one epoch
-    monkeypatch.setattr(planning, "measured", lambda cell, device: pace)
+    monkeypatch.setattr(planning, "measure_pace", lambda cell, device: pace)
     words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0,1 --plan --jobs 2"
     assert reproduce(words, "--out", tmp_path / "out") == 0
     head, *lines = capsys.readouterr().out.splitlines()
@@ -145,7 +145,9 @@ def test_a_plan_is_steps_times_one_measured_step(tmp_path, monkeypatch, capsys):
 
 
 def test_a_plan_of_what_cannot_be_measured_has_no_hours(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(planning, "measured", lambda cell, device: "could not be measured: no data")
+    monkeypatch.setattr(
+        planning, "measure_pace", lambda cell, device: "could not be measured: no data"
+    )
     words = "feddpc/table2 --dataset cifar10 --only FedDPC --seeds 0 --plan"
     assert reproduce(words, "--out", tmp_path / "out") == 0
     said = capsys.readouterr().out
@@ -158,11 +160,11 @@ def test_a_step_is_measured_in_this_process(monkeypatch):
     cell = job("fedabc/table1 --dataset mnist --setting alpha=1.0 --only FedAvg").cells[0]
     monkeypatch.setattr(cells, "work", lambda *_, **__: pytest.fail("a run was begun"))
     digits = replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}}))
-    pace = planning.measured(digits, "cpu")
+    pace = planning.measure_pace(digits, "cpu")
     assert len(pace.samples) == 20
     assert pace.step > 0
     absent = replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "cifar11"}}))
-    assert planning.measured(absent, "cpu").startswith("could not be measured: ")
+    assert planning.measure_pace(absent, "cpu").startswith("could not be measured: ")
 
 
 # -- running it ------------------------------------------------------------------------------------

@@ -46,17 +46,17 @@ CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)
     ],
 )
 def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
-    found = results.measured(name, run(tmp_path, "a", *CURVE))
+    found = results.measure(name, run(tmp_path, "a", *CURVE))
     assert found == (None if value is None else pytest.approx(value))
 
 
 def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
     other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
     # 0.3, which the other has in round 3
-    assert results.measured("rounds_to_target", mine, other, 3) == 2
-    assert results.measured("speedup", mine, other, 3) == 1.5
-    assert results.measured("rounds_to_target", mine, other, 4) is None  # never
-    assert results.measured("points_gained", mine, other) == pytest.approx(-10)
+    assert results.measure("rounds_to_target", mine, other, 3) == 2
+    assert results.measure("speedup", mine, other, 3) == 1.5
+    assert results.measure("rounds_to_target", mine, other, 4) is None  # never
+    assert results.measure("points_gained", mine, other) == pytest.approx(-10)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_measures_of_the_loss_are_of_the_training_loss(tmp_path, name, losses, v
     made = run(tmp_path, "a", *[0.5 for _ in losses])
     for record, loss in zip(made.rounds, losses):
         record.train_loss = loss
-    assert results.measured(name, made) == value
+    assert results.measure(name, made) == value
 
 
 def test_emd_is_the_distance_of_class_shares_with_what_is_shared():

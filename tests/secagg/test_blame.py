@@ -111,7 +111,7 @@ def dealing_by(monkeypatch: pytest.MonkeyPatch, split: Callable[..., list[bytes]
     def answer(self: SecureClient, step: str, *more: Any) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
             if (self.me, step) == (MALICIOUS, "shares"):
-                patch.setattr(field, "split", split)
+                patch.setattr(field, "split_secret", split)
             return honest(self, step, *more)
 
     monkeypatch.setattr(SecureClient, "answer", answer)
@@ -119,7 +119,7 @@ def dealing_by(monkeypatch: pytest.MonkeyPatch, split: Callable[..., list[bytes]
 
 def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
     """The shares can be decrypted, but are values of no polynomial."""
-    split = field.split
+    split = field.split_secret
 
     def scattered(secret: bytes, n: int, k: int, *more: object) -> list[bytes]:
         return [split(bytes([i]) * 32, n, k)[i] for i in range(n)]
@@ -130,7 +130,7 @@ def test_the_dealer_of_inconsistent_shares_is_blamed(monkeypatch):
 
 def test_shares_outside_of_the_field_blame_their_dealer_alone(monkeypatch):
     """They can be decrypted, and the server would refuse whoever handed them on."""
-    split = field.split
+    split = field.split_secret
 
     def outside(secret: bytes, n: int, k: int, *more: object) -> list[bytes]:
         return [NO_ELEMENT + share[4:] for share in split(secret, n, k)]

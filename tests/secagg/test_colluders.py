@@ -135,7 +135,7 @@ def play(case: Case, lie: Lie, dealt: Callable[[list[bytes], int], bytes]) -> tu
     shares: dict[int, dict[int, bytes]] = {at: {} for at in case.answering}
     secrets = {dealer: bytes([dealer]) * field.SECRET for dealer in range(case.n)}
     for dealer, secret in secrets.items():
-        true = field.split(secret, case.n, case.t)
+        true = field.split_secret(secret, case.n, case.t)
         for at in case.answering:
             if at in case.liars and dealer not in case.liars:
                 shares[at][dealer] = lie(case, dealer, at, true[at])

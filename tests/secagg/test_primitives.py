@@ -37,7 +37,7 @@ def test_what_is_not_below_q_is_drawn_again():
 
 @pytest.mark.parametrize("secret", [bytes(32), bytes([255] * 32), bytes(range(32))])
 def test_any_t_shares_give_the_secret_back_and_fewer_do_not(secret):
-    rows = field.as_rows(field.split(secret, 5, 3))
+    rows = field.as_rows(field.split_secret(secret, 5, 3))
     for order in itertools.permutations(range(5)):
         points = [i + 1 for i in order]
         assert decoding.fit(points, rows[list(order)], 3) == (secret, [])
@@ -49,7 +49,7 @@ def test_any_t_shares_give_the_secret_back_and_fewer_do_not(secret):
 def test_wrong_shares_are_located_up_to_half_of_those_that_are_not_needed(t, more, seed, data):
     n = t + more
     rng = np.random.default_rng(seed)
-    rows = field.as_rows(field.split(rng.bytes(32), n, t))
+    rows = field.as_rows(field.split_secret(rng.bytes(32), n, t))
     points = [int(p) for p in rng.permutation(np.arange(1, n + 1))]
     rows = rows[np.array(points) - 1]
     wrong = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=more // 2)))
@@ -62,7 +62,7 @@ def test_wrong_shares_are_located_up_to_half_of_those_that_are_not_needed(t, mor
 @pytest.mark.parametrize(("n", "t", "wrong"), [(5, 4, [2]), (6, 4, [0, 5]), (9, 4, [3, 7])])
 def test_the_secret_is_among_those_without_the_wrong_shares(n, t, wrong):
     secret = bytes(range(32))
-    rows = field.as_rows(field.split(secret, n, t))
+    rows = field.as_rows(field.split_secret(secret, n, t))
     rows[wrong, 0] = (rows[wrong, 0] + np.uint64(1)) % np.uint64(Q)
     found = dict(decoding.secrets_without(range(1, n + 1), rows, len(wrong)))
     assert found[tuple(wrong)] == secret

@@ -25,7 +25,7 @@ class Clock(SimpleNamespace):
 def clock(monkeypatch):
     clock = Clock(now=1000.0)
     monkeypatch.setattr(server_events, "time", clock)
-    monkeypatch.setattr(server_events, "timed", lambda text: text)
+    monkeypatch.setattr(server_events, "with_time", lambda text: text)
     return clock
 
 

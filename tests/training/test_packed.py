@@ -21,7 +21,7 @@ from fednet.config import TrainSection
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.errors import ConfigError
-from fednet.tensors import Layout, Tensors, named, values
+from fednet.tensors import Layout, Tensors, by_name, values
 from fednet.training import packed
 from fednet.training.loop import Descent, Hooks, descend
 from fednet.training.scratch import Scratch
@@ -182,7 +182,7 @@ def test_samples_gathered_from_one_dataset_are_those_of_each_client(x, chunk, mo
     alone, together = found
     assert len(alone) == max(lane.steps for lane in lanes)
     for (x1, *rest1), (x2, *rest2) in zip(alone, together, strict=True):
-        assert all(map(torch.equal, named(x1).values(), named(x2).values()))
+        assert all(map(torch.equal, by_name(x1).values(), by_name(x2).values()))
         assert all(map(torch.equal, rest1, rest2))
 
 

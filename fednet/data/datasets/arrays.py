@@ -10,7 +10,7 @@ import numpy as np
 
 from fednet.data.raw import IGNORED, Raw, absent, channel_statistics
 from fednet.errors import DataError
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.registry import dataset
 
 CHANNELS = (1, 3, 4)
@@ -40,7 +40,7 @@ def arrays(
     uint8 images have the shape (n, h, w), (n, h, w, c) or (n, c, h, w). x_test and y_test may be
     missing (a site without test samples of its own).
     """
-    file = expanded(path, "data.path")
+    file = expand_home(path, "data.path")
     if not file.exists():
         file = root / file
     if not file.is_file():

@@ -16,7 +16,7 @@ from fednet import capacity
 from fednet.data.base import Data
 from fednet.data.raw import absent, channel_statistics
 from fednet.errors import ConfigError, DataError, unknown
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.plain import part_of
 from fednet.registry import dataset
 from fednet.seeds import rng
@@ -54,7 +54,7 @@ def folder(
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
     Tiny-ImageNet has it; or <class>/*.png alone. Images have at most 8 bits per channel.
     """
-    top = expanded(path, "data.path")
+    top = expand_home(path, "data.path")
     if not top.is_absolute() and (path == "." or not top.exists()):
         top = root / top
     if not top.is_dir():

@@ -11,7 +11,7 @@ from fednet.data import pairs
 from fednet.data.base import Data
 from fednet.data.raw import channel_statistics
 from fednet.errors import ConfigError, DataError, lacking, unknown
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _open_splits(root: Path, path: str, name: str | None, download: bool) -> dat
         import datasets
     except ImportError as absent:
         raise DataError(lacking("data.dataset: hf", "datasets")) from absent
-    given = expanded(path, "data.path")
+    given = expand_home(path, "data.path")
     folder = next((f for f in (given, root / given) if f.is_dir()), None)
     if folder is None and not download:
         raise DataError(

@@ -56,7 +56,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
         raise ConfigError(
             "data.dataset: site needs each client to name its own data, with --data DIR."
         )
-    root = places.expanded(directory, "--data")
+    root = places.expand_home(directory, "--data")
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
     given = section.options

@@ -10,7 +10,7 @@ import numpy as np
 
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError
-from fednet.places import expanded
+from fednet.places import expand_home
 from fednet.plain import JsonDict
 from fednet.registry import partitioner
 
@@ -54,7 +54,7 @@ def for_test(y: np.ndarray, clients: int, *, path: str) -> list[np.ndarray] | No
 
 
 def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
-    file = expanded(path, "data.partition.path")
+    file = expand_home(path, "data.partition.path")
     if not file.is_file():
         raise DataError(f"data.partition.path: there is no file {path}.")
     try:
