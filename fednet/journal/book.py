@@ -87,11 +87,15 @@ class Book:
         account = mine.get(name)
         if account is None:
             account = Account(name[1], e.type, counted=e.counted, incarnation=self.incarnation)
-            account.kinds, account.final = {}, e.final
+            account.kinds = {}
+            account.final = e.final
             key = name[3] if isinstance(name[3], Key) else e.key
             if key is not None:
-                account.round, account.phase, account.attempt = key.round, key.phase, key.attempt
-                account.client, account.purpose = key.client, key.purpose
+                account.round = key.round
+                account.phase = key.phase
+                account.attempt = key.attempt
+                account.client = key.client
+                account.purpose = key.purpose
             mine[name] = account
         self._add(account, e.envelope, e.kinds, e.raw, 1)
         return ()
@@ -173,7 +177,8 @@ class Book:
         self.inherited.discard(key)
         booked: list[Booked] = []
         for way in ("down", "up"):
-            last, accounts = 0, list[Account]()
+            last = 0
+            accounts = list[Account]()
             for a in bill:
                 if (a.direction == way) != (a.type == "pull"):  # those cross the other way
                     accounts.append(a)
@@ -224,7 +229,10 @@ class Book:
             left += [a for bill in self.counted.values() for a in bill]
         left += [a for bill in self.waiting.values() for a in bill]
         left += [a for mine in self.open.values() for a in mine.values()]
-        self.open, self.waiting, self.counted, self.forms = {}, {}, {}, {}
+        self.open = {}
+        self.waiting = {}
+        self.counted = {}
+        self.forms = {}
         on_disk = {accepted.message.key for accepted in self.accepted.values()}
         booked: list[Booked] = []
         for a in left:
@@ -269,10 +277,12 @@ class Book:
         self.open = {}
         for name, account in e.open:
             self.open.setdefault(name[0], {})[name] = account
-        self.waiting, self.counted = dict(e.waiting), dict(e.counted)
+        self.waiting = dict(e.waiting)
+        self.counted = dict(e.counted)
         self.inherited = set(e.inherited)
         self.accepted = {which(accepted.message.key): accepted for accepted in e.accepted}
-        self.totals, self.crossed = dict(e.totals), dict(e.crossed)
+        self.totals = dict(e.totals)
+        self.crossed = dict(e.crossed)
         self.untaken = dict(e.untaken)
         return ()
 

@@ -42,7 +42,8 @@ class JournalFile:
     """
 
     def __init__(self, path: Path, fsync: bool = False) -> None:
-        self.path, self._fsync = path, fsync
+        self.path = path
+        self._fsync = fsync
         self._file = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | OWN)
         self.generation = 0  # how often it was begun
         self.size = 0  # in bytes
@@ -127,7 +128,9 @@ class JournalFile:
             raise
         self.size += len(data)
         self._added += len(parts[-1])
-        self._events, self._payloads, self._ahead = [], [], 0
+        self._events = []
+        self._payloads = []
+        self._ahead = 0
         if self._fsync:
             flush_to_disk(self._file, self.path)
 
@@ -142,7 +145,9 @@ class JournalFile:
         """Writes the file again, with this event alone. kept(generation): makes it."""
         self.flush()
         event = kept(self.generation + 1)
-        payloads, places, at = list[memoryview](), list[int](), _HEAD.size
+        payloads = list[memoryview]()
+        places = list[int]()
+        at = _HEAD.size
         for reply in event.accepted:
             places.append(at)
             if reply.inline:
@@ -160,7 +165,8 @@ class JournalFile:
                 reply.at = place  # who holds it reads there from now on
         self.generation = event.generation
         self.size = sum(map(len, parts))
-        self._kept, self._added = len(parts[-1]), 0
+        self._kept = len(parts[-1])
+        self._added = 0
 
     def close(self) -> None:
         os.close(self._file)

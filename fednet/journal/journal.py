@@ -24,7 +24,9 @@ class Journal:
         by_round: bool = True,  # see `Book`
     ) -> None:
         self.book = Book(by_round)
-        self._write, self._file, self._written = write, file, written
+        self._write = write
+        self._file = file
+        self._written = written
 
     def note(self, event: Event, payload: bytes | memoryview = b"") -> None:
         """Takes an event down. payload: of an accepted reply, to be kept in the file."""

@@ -62,7 +62,8 @@ class Link:
         self._decode = decode_from_client if side == "server" else decode_from_server
         self._send = send
         self._framing = framing
-        self._greeting, self._part = greeting, part
+        self._greeting = greeting
+        self._part = part
         self._most = max(part, m.PART)  # bytes of a body
         self.journal = journal
         # (round, phase) of the evaluation after the last round, whose rows say so.
@@ -153,7 +154,8 @@ class Link:
         noted there.
         """
         key: m.Key | None = getattr(message, "key", None)
-        kinds, raw = dict[str, int](), 0
+        kinds = dict[str, int]()
+        raw = 0
         if key is None and isinstance(message, m.BEATS):
             return self._count(conn, direction, "beat", nbytes), nbytes, kinds, raw
         if key is None and stray:
@@ -168,7 +170,8 @@ class Link:
             payload: Name = (conn, direction, type, key)
             name = self._once_name(conn, direction) if stray else payload
             length = 0 if body is None else len(body)
-            start, form = 0, self.journal.book.forms.get(payload, ())
+            start = 0
+            form = self.journal.book.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
                 form = message.form
                 if length != message.size:  # the rest follows
@@ -207,7 +210,9 @@ class Link:
 
     def _parts(self, name: Name, message: m.Task | m.Reply, length: int) -> int:
         """The bytes that so much of a payload takes in parts. Records the pulls for them too."""
-        key, run, inc = message.key, message.run, message.inc
+        key = message.key
+        run = message.run
+        inc = message.inc
         starts = range(0, length, m.PART)
         header = len(encode(m.Part(run=run, inc=inc, key=key, index=0)))
         total = 0
@@ -335,9 +340,11 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
     bytes.
     """
     kinds: dict[str, int] = {}
-    raw, at = 0, 0
+    raw = 0
+    at = 0
     for f in form:
-        low, high = max(start - at, 0), min(end - at, f.size)
+        low = max(start - at, 0)
+        high = min(end - at, f.size)
         if low < high:
             kinds[f.kind] = kinds.get(f.kind, 0) + high - low
             # Over all parts this sums to f.raw.

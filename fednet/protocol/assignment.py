@@ -44,7 +44,8 @@ class Assignment:
         as workers have room. The caller hands each out before the next. only: the one worker that
         has more room now; this costs no look at the other tasks.
         """
-        roster, waiting = self._roster, self.waiting
+        roster = self._roster
+        waiting = self.waiting
         slots = roster.free_slots
         if not slots or not waiting:
             return

@@ -187,7 +187,8 @@ class ClientProtocol:
         for key, held in list(self._tasks.items()):
             self._book_cut_short(held)
             if held.reply is not None:
-                held.reply.sent, held.reply.announced = 0, False
+                held.reply.sent = 0
+                held.reply.announced = False
             if held.state is not ClientTaskState.WORKING:
                 self._change_task(key, ClientTaskEvent.CLOSED)
         return self._instructions()
@@ -332,7 +333,8 @@ class ClientProtocol:
     def _change(self, event: ClientEvent) -> None:
         self.state = step(CLIENT, self.state, event)
         if self.state is not ClientState.JOINING:
-            self._rejoin_at, self._rejoin_s = None, REJOIN_S
+            self._rejoin_at = None
+            self._rejoin_s = REJOIN_S
 
     def _change_task(self, key: Key, event: ClientTaskEvent) -> None:
         """Changes a task's state by the table. Nothing is kept of a task that is gone."""
@@ -348,7 +350,8 @@ class ClientProtocol:
         self._out.append(Out(marked, body))
 
     def _instructions(self) -> list[Instruction]:
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         return out
 
     def _join(self, now: float) -> None:
@@ -380,7 +383,9 @@ class ClientProtocol:
         self._change(ClientEvent.WELCOME)
         self.join = msgspec.structs.replace(self.join, session=welcome.session)
         self.beat_s = welcome.beat_s
-        self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
+        self.run = welcome.run
+        self.inc = welcome.inc
+        self._config = welcome.config
         self.hosts = frozenset(welcome.ids)
         self._out.append(Welcomed(welcome, again))
         if again and self._layout:
@@ -415,7 +420,8 @@ class ClientProtocol:
             held.earlier = False
             if _same(task, held.task):
                 if held.reply is not None:
-                    held.reply.sent, held.reply.announced = 0, False
+                    held.reply.sent = 0
+                    held.reply.announced = False
                 self._out.append(Booked("down", key))
                 self._announce(held)
                 return
@@ -423,7 +429,8 @@ class ClientProtocol:
         elif held is not None:
             self._out.insert(0, Stray("doubled"))
             return
-        most, at_hand = self.largest(key), 0
+        most = self.largest(key)
+        at_hand = 0
         for begun in self._tasks.values():
             if begun.state is not ClientTaskState.REPLYING:
                 at_hand += begun.task.size
@@ -470,7 +477,9 @@ class ClientProtocol:
         for other in self._tasks.values():
             here = other.shared or other.state is ClientTaskState.WORKING
             if here and other.body and task.check and task.check == other.task.check:
-                held.body, held.shared, held.digest = other.body, True, other.digest
+                held.body = other.body
+                held.shared = True
+                held.digest = other.digest
                 return ""
         room = self.room()
         if task.size > room:

@@ -105,10 +105,14 @@ class ServerProtocol:
         open: int | None = None,
         round: int = 0,  # the last that earlier servers of the run completed
     ) -> None:
-        self.run, self.incarnation, self.clients, self.part = run, incarnation, clients, part
+        self.run = run
+        self.incarnation = incarnation
+        self.clients = clients
+        self.part = part
         self.now = now  # of the event that is being dealt with
         self.rules = rules or Rules()
-        self.round, self.phase = round, 0
+        self.round = round
+        self.phase = 0
         self.begun = False
         self.purpose: m.Purpose = "train"
         self.tasks: dict[int, TrackedTask] = {}
@@ -118,7 +122,9 @@ class ServerProtocol:
         # By connection, messages in this round that belong to nothing.
         self.strikes: dict[bytes, int] = {}
         self._out: list[Instruction] = []
-        self._welcome, self._key_refusal, self._declared = welcome, key_refusal, declared
+        self._welcome = welcome
+        self._key_refusal = key_refusal
+        self._declared = declared
         self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
         self._layout = layout
@@ -149,8 +155,12 @@ class ServerProtocol:
         self.begun = True
         self._cancel("the phase is over")
         self.strikes.clear()
-        self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
-        self.tasks, self._leaving = {}, []
+        self.rules = rules
+        self.round = round
+        self.phase = phase
+        self.purpose = purpose
+        self.tasks = {}
+        self._leaving = []
         self._add(sorted(specs, key=lambda spec: (-spec.cost, spec.client)))
         self._expire()
         return self._instructions()
@@ -240,7 +250,8 @@ class ServerProtocol:
         """Returns a row for each open task. offset: from the server's clock to that of `since`."""
         rows: list[dict[str, object]] = []
         for t in sorted(self.open(), key=lambda t: t.spec.client):
-            client, left = t.spec.client, self.rules.deadline
+            client = t.spec.client
+            left = self.rules.deadline
             doing = (t.status.value, 0, 0)
             worker = self.roster.workers.get(t.worker)
             if worker is not None:
@@ -271,7 +282,8 @@ class ServerProtocol:
 
     # -- what an event leads to --------------------------------------------------------------------
     def _instructions(self) -> list[Instruction]:
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         return out
 
     def _note(self, event: str, /, **fields: object) -> None:
@@ -383,7 +395,8 @@ class ServerProtocol:
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
         self.now = now
-        silent, closed = self.rules.silent, self.rules.closed
+        silent = self.rules.silent
+        closed = self.rules.closed
         for worker in list(self.roster.workers.values()):
             if worker.here and silent is not None and now - worker.heard > silent:
                 # The silence was its time to come back.
@@ -520,7 +533,8 @@ class ServerProtocol:
             )
         if strangers := sorted(i for i in ids if self._key_refusal(user, i)):
             raise _Final(f"join: this key may not speak for client {strangers[0]}.")
-        workers, limit = self.roster.workers, self.roster.limit
+        workers = self.roster.workers
+        limit = self.roster.limit
         if old is not None:
             if old.user != user or (old.here and old.session != join.session):
                 raise RemoteProtocolError("join: a worker of that name is connected.")
@@ -696,7 +710,9 @@ class ServerProtocol:
             return "refused"
         self._change(t, TaskEvent.ANNOUNCED)
         t.run(self.now)  # though one before it was dropped without a word, and seems to
-        t.reply, t.up_conn, t.heard = reply, conn, self.now
+        t.reply = reply
+        t.up_conn = conn
+        t.heard = self.now
         leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
@@ -770,7 +786,8 @@ class ServerProtocol:
 
     def _failed(self, worker: ClientProcess, failed: m.Failed) -> str:
         """The worker could not do its task."""
-        key, t = failed.key, self._current(failed.key)
+        key = failed.key
+        t = self._current(failed.key)
         self._note(
             "failed",
             client=key.client,
@@ -814,7 +831,8 @@ class ServerProtocol:
         its next attempt.
         """
         for spec in specs:
-            round, attempt = spec.round or self.round, 0
+            round = spec.round or self.round
+            attempt = 0
             last = self.tasks.get(spec.client)
             if last is not None and last.key.round == round:
                 attempt = last.key.attempt + 1
@@ -832,9 +850,11 @@ class ServerProtocol:
 
     def _hand(self, t: TrackedTask, worker: ClientProcess) -> None:
         assert worker.conn is not None
-        spec, client = t.spec, t.spec.client
+        spec = t.spec
+        client = t.spec.client
         self._change(t, TaskEvent.ASSIGNED)
-        t.worker, t.conn = worker.name, worker.conn
+        t.worker = worker.name
+        t.conn = worker.conn
         until = None  # bytes of the task that cross before its client goes away
         if spec.leaves is not None and spec.leaves.down is not None:
             until = spec.leaves.down * self.part
@@ -934,7 +954,8 @@ class ServerProtocol:
         crossed for it is of no use, and why it was dropped; reply: why its reply is of no use, if
         not for that reason. to: which state, if the event can lead to several.
         """
-        state, client = t.status, t.spec.client
+        state = t.status
+        client = t.spec.client
         worker = self.roster.workers.get(t.worker)
         following = step(TASK, state, event, to)
         for effect in EFFECTS[state, event, following]:

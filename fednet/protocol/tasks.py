@@ -131,10 +131,14 @@ class TrackedTask(msgspec.Struct, eq=False):
         """The task is in another state, and what belongs to the one before is forgotten."""
         self.status = state
         if self.status in (TaskState.WAITING, TaskState.DROPPED):
-            self.worker, self.conn, self.running = "", b"", False
+            self.worker = ""
+            self.conn = b""
+            self.running = False
             self.down = None
         if self.status in (TaskState.WAITING, TaskState.DROPPED, TaskState.HANDED):
-            self.reply, self.up, self.up_conn = None, None, b""
+            self.reply = None
+            self.up = None
+            self.up_conn = b""
 
 
 def message_of(

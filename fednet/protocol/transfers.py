@@ -56,7 +56,8 @@ class Receiving(msgspec.Struct):
         count = min(WINDOW - self.ahead, -(-wanted // self.part) - self.granted, most)
         if count <= 0 or self.ahead > WINDOW // 2 or self.ended:
             return None
-        first, self.granted = self.granted, self.granted + count
+        first = self.granted
+        self.granted = self.granted + count
         return first, count
 
     def take(self, index: int, body: Content | None) -> int | None:
@@ -66,11 +67,13 @@ class Receiving(msgspec.Struct):
         """
         if index < self.got:
             return None
-        length, start = 0 if body is None else len(body), self.got * self.part
+        length = 0 if body is None else len(body)
+        start = self.got * self.part
         expected = min(self.part, self.size - start)
         in_turn = body is not None and self.got == index < self.granted
         if in_turn and length < expected and start + length == self.short:
-            self.granted, self.ended = self.got, True
+            self.granted = self.got
+            self.ended = True
         elif in_turn and length == expected:
             self.got += 1
         else:

@@ -96,7 +96,8 @@ class Roster:
         no_key: Callable[[int], str] = lambda client: "",
         site_name: Callable[[int], str] = lambda client: "",
     ) -> None:
-        self._no_key, self._site_name = no_key, site_name
+        self._no_key = no_key
+        self._site_name = site_name
         self.workers: dict[str, ClientProcess] = {}
         self._started = now
         self.by_conn: dict[bytes, ClientProcess] = {}  # who has joined over a connection
@@ -321,7 +322,8 @@ class Sites:
         # `recall`.
         self.declared: dict[int, int] = {}
         self.facts: dict[int, m.SiteFacts] = {}  # what was said last, by client
-        self._names, self._named_by = names, "the server's configuration"
+        self._names = names
+        self._named_by = "the server's configuration"
 
     def recall(self, notes: Iterable[JsonMapping]) -> None:
         """notes: the fields of the notes `declared`, in their order."""
@@ -330,11 +332,13 @@ class Sites:
                 self.declared.setdefault(int(client), n)
             for client, names in note.get("names", {}).items():
                 if not self._names:
-                    self._names, self._named_by = names, f"client {client}"
+                    self._names = names
+                    self._named_by = f"client {client}"
 
     def unlike(self, facts: Sequence[m.SiteFacts]) -> str:
         """Why these sites cannot take part with the others, or ""."""
-        names, named_by = self._names, self._named_by
+        names = self._names
+        named_by = self._named_by
         for said in facts:
             if names and said.names and said.names != names:
                 return (
@@ -344,7 +348,8 @@ class Sites:
                     f"(data.classes: [...]) where a site lacks some."
                 )
             if said.names and not names:
-                names, named_by = said.names, f"client {said.client}"
+                names = said.names
+                named_by = f"client {said.client}"
         return ""
 
     def take(
@@ -353,7 +358,9 @@ class Sites:
         """Returns what is new, as events with their fields. Raises RemoteProtocolError for clients
         of another worker.
         """
-        new, changed, names = dict[str, int](), dict[str, int](), dict[str, str]()
+        new = dict[str, int]()
+        changed = dict[str, int]()
+        names = dict[str, str]()
         for said in facts:
             if said.client not in worker.ids:
                 raise RemoteProtocolError(

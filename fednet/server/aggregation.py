@@ -42,12 +42,17 @@ class Aggregation:
     """
 
     def __init__(self, exchanges: Exchanges, exchange: OpenExchange, before: State) -> None:
-        self.exchange, self.server = exchange, exchange.before.server
-        self._exchanges, self._clients, setup = exchanges, exchanges.clients, exchanges.setup
-        self.method, self.host = setup.method, setup.host
+        self.exchange = exchange
+        self.server = exchange.before.server
+        self._exchanges = exchanges
+        self._clients = exchanges.clients
+        setup = exchanges.setup
+        self.method = setup.method
+        self.host = setup.host
         self.experiment = setup.experiment
         declared = self.method.exchanges[exchange.index]
-        self._up, self._known = declared.up, declared.summation.known
+        self._up = declared.up
+        self._known = declared.summation.known
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
         self._guards = guards_of(setup, self._clients.sent, exchange, self._shared)
@@ -59,7 +64,8 @@ class Aggregation:
         self.spoiled = False  # whether no result comes because of what an unknown client has sent
         self._runs: dict[int, Run | None] = {}
         self.condensed: dict[int, Samples] = {}  # images, by client
-        self._reported, self._warnings = dict(self.host.reported), list(self.host.warnings)
+        self._reported = dict(self.host.reported)
+        self._warnings = list(self.host.warnings)
         self._unchanged = fingerprints(self.server)
         self._failed = False  # whether server_update raised when it was last tried
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
@@ -155,7 +161,8 @@ class Aggregation:
     # -- accumulating ------------------------------------------------------------------------------
     def _start(self) -> State:
         self.host.begin(self.exchange.round, self.exchange.index, self.exchange.cohort)
-        self.host.reported, self.host.warnings = dict(self._reported), list(self._warnings)
+        self.host.reported = dict(self._reported)
+        self.host.warnings = list(self._warnings)
         accumulator = self.method.init_accumulator(self.server, self.exchange.index)
         for guard in self._guards:
             accumulator = guard.start(accumulator)
@@ -165,7 +172,8 @@ class Aggregation:
         """The client's reply; its samples are no more than its site first declared. Tensors that
         came from a GPU of this process stay there if they are only added.
         """
-        reply, exp = self._replies[client], self.experiment
+        reply = self._replies[client]
+        exp = self.experiment
         up = reply.take_payload()
         if up is not None:
             self.exchange.asked[client].memory.update(reply.remembered)
@@ -208,7 +216,8 @@ class Aggregation:
         where the clients' do not come up.
         """
         self._failed = False
-        accumulator, self._accumulator = self._accumulator, None
+        accumulator = self._accumulator
+        self._accumulator = None
         if accumulator is None:
             accumulator = self._start()
             for client in clients:
@@ -221,7 +230,8 @@ class Aggregation:
                 accumulator = guard.finish(accumulator, clients)
             self.host.begin(self.exchange.round, self.exchange.index, clients)
             after = self.method.server_update(accumulator, self.server, clients, self.host)
-            x, shared = self.method.shared_model(after), self.experiment.shared
+            x = self.method.shared_model(after)
+            shared = self.experiment.shared
             if x is not None and x.device.type != "cpu":
                 x = x.to("cpu")
                 after = self.method.with_model(after, x)

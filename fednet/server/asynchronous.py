@@ -66,7 +66,9 @@ class Updates(Rounds):
         schedule = self.schedule
         self.gather(schedule.round)
         self.opened = self.exchanges.new(schedule.round, 0, (), self.latest, 0.0)
-        self.given, self._since, self._second = [], time.monotonic(), schedule.at
+        self.given = []
+        self._since = time.monotonic()
+        self._second = schedule.at
         self._give(schedule.at, schedule.on(schedule.at))
 
     def can_begin(self, round: OpenRound) -> bool:
@@ -87,7 +89,8 @@ class Updates(Rounds):
     # -- what an earlier server left ---------------------------------------------------------------
     def _begin(self) -> None:
         """The run's clock goes on, and with it the tasks that were under way."""
-        progress, replay = self.progress, self.faults.replay
+        progress = self.progress
+        replay = self.faults.replay
         self.latest = self.carried
         self.schedule = self._schedule(progress.round + 1, progress.at)
         real = RealTime(self.clients, self.tasks, time.monotonic() - progress.at)
@@ -102,7 +105,8 @@ class Updates(Rounds):
         self._take_up()
 
     def _schedule(self, round: int, at: float) -> Buffer:
-        config, replay = self.config, self.faults.replay
+        config = self.config
+        replay = self.faults.replay
         if replay is not None:
             rows = replay.rounds
             # All that is on record is handed out, as soon as its client is free.
@@ -117,7 +121,8 @@ class Updates(Rounds):
         def order(round: int) -> list[int]:
             return selection.order(config, round, selection.available(config, round))
 
-        comes, every = self.conditions.world.comes, config.schedule.every
+        comes = self.conditions.world.comes
+        every = config.schedule.every
         if every is not None:
             return Period(0, config.cohort_size, order, comes, round, at, every=every)
         assert config.buffer is not None
@@ -125,7 +130,8 @@ class Updates(Rounds):
 
     def _take_up(self) -> None:
         """What an earlier server had under way goes on."""
-        progress, specs = self.progress, list[TaskSpec]()
+        progress = self.progress
+        specs = list[TaskSpec]()
         experiment = self.setup.experiment
         for client, saved in sorted(progress.under_way.items()):
             exchange = self.exchanges.new(saved.round, 0, (), self.latest, saved.at)
@@ -155,7 +161,8 @@ class Updates(Rounds):
             )
             task = exchange.asked[client] = Asked(spec, saved.at)
             self.exchanges.complete(exchange, task, seen)
-            task.bytes, task.enrolled = saved.bytes, saved.enrolled
+            task.bytes = saved.bytes
+            task.enrolled = saved.enrolled
             self.schedule.training[client] = saved.round
             self._under_way(client, task)
             if not task.over:
@@ -164,10 +171,12 @@ class Updates(Rounds):
 
     def _save_tasks(self) -> None:
         """A checkpoint has the tasks of clients that train, and what went down with them."""
-        before, self.sent_down = self.sent_down, {}
+        before = self.sent_down
+        self.sent_down = {}
         self.progress.under_way = {}
         for client in sorted(self.schedule.training):
-            task, spec = self.tasks[client], self.tasks[client].spec
+            task = self.tasks[client]
+            spec = self.tasks[client].spec
             self.progress.under_way[client] = UnderWay(
                 round=task.spec.round,
                 at=task.at,
@@ -191,7 +200,8 @@ class Updates(Rounds):
         specs = []
         self.opened.before = self.latest  # which a lost state may have changed
         for client in clients:
-            self.opened.at, self.opened.opened = at, time.monotonic()
+            self.opened.at = at
+            self.opened.opened = time.monotonic()
             task = self.exchanges.ask(self.opened, client)
             self._under_way(client, task)
             self.given.append(client)
@@ -217,7 +227,9 @@ class Updates(Rounds):
             task = self.tasks[client]
             self.dropped[client] = reason
             task.reason = reason
-            round, before, residuals = task.spec.round, self.latest, self.opened.residuals
+            round = task.spec.round
+            before = self.latest
+            residuals = self.opened.residuals
             if self.exchanges.begins_again(round, client, reason, residuals):
                 # Its next task starts from an initial state.
                 versions = {c: v for c, v in before.versions.items() if c != client}
@@ -246,16 +258,20 @@ class Updates(Rounds):
     # -- an update ---------------------------------------------------------------------------------
     def _made(self) -> OpenRound:
         """Aggregates what came, as a round does with its replies."""
-        came, at = self.schedule.came, self.schedule.at
-        number, cohort = self.schedule.round, tuple(sorted(came))
-        residuals, at_opened = self.opened.residuals, self.opened.at
+        came = self.schedule.came
+        at = self.schedule.at
+        number = self.schedule.round
+        cohort = tuple(sorted(came))
+        residuals = self.opened.residuals
+        at_opened = self.opened.at
         exchange = OpenExchange(
             number, 0, "train", cohort, self.latest, residuals, self._since, at_opened
         )
         for client in cohort:
             task = exchange.asked[client] = self.tasks.pop(client)
             task.staleness = number - came[client]
-        exchange.restarted, self.restarted = self.restarted, []
+        exchange.restarted = self.restarted
+        self.restarted = []
         round = OpenRound.begun(exchange)
         record = round.record
         record.selected = self.given
@@ -267,7 +283,8 @@ class Updates(Rounds):
             round.dropped |= dict.fromkeys(exchange.done, "the update was discarded")
         record.completed = [c for c in came if c in record.completed]
         record.staleness = [number - came[c] for c in record.completed]
-        round.dropped, self.dropped = {**self.dropped, **round.dropped}, {}
+        round.dropped = {**self.dropped, **round.dropped}
+        self.dropped = {}
         round.virtual = at - self.progress.at
         return round
 
@@ -278,14 +295,18 @@ class Record:
     """
 
     def __init__(self, replay: Replay, schedule: Buffer, real: RealTime) -> None:
-        self._replay, self._schedule, self._real = replay, schedule, real
+        self._replay = replay
+        self._schedule = schedule
+        self._real = real
         self._here: set[int] = set()  # clients whose tasks have ended
 
     def given(self, client: int) -> None:
         self._real.given(client)
 
     def next(self, wakes: float) -> Event:
-        row, tasks, real = self._replay.rounds[self._schedule.round], self._real.tasks, self._real
+        row = self._replay.rounds[self._schedule.round]
+        tasks = self._real.tasks
+        real = self._real
         for client in self._schedule.training:
             reason = row["dropped"].get(str(client))
             if reason is not None and tasks[client].reason:
@@ -293,7 +314,8 @@ class Record:
         left = [c for c in row["completed"] if c not in self._schedule.came]
         if not left:
             return Event(real.now(), None)
-        client, task = left[0], tasks[left[0]]
+        client = left[0]
+        task = tasks[left[0]]
         while client not in self._here:
             ended = real.ended(POLL_S)
             if ended is not None:

@@ -46,7 +46,8 @@ class Checkpoints:
         self, folder: Path, fsync: bool = False, own: Callable[[], None] = lambda: None
     ) -> None:
         """own: raises where the folder is another process's now; asked before each checkpoint."""
-        self.folder, self._own = folder, own
+        self.folder = folder
+        self._own = own
         clear_asides(folder)
         self.rows = RowStore(folder / "rows", fsync)
         self._fsync = fsync
@@ -136,7 +137,8 @@ class Checkpoints:
         of another kind.
         """
         progress, files = read_manifest(self.folder)
-        state, residuals = self._get(files["server"], server), {}
+        state = self._get(files["server"], server)
+        residuals = {}
         if "extra" in files:
             more = self._get(files["extra"], Residuals)
             residuals = dict(more.down)

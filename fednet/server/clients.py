@@ -180,7 +180,8 @@ class Clients:
         """Returns how many clients the run has from the next round on. Those that asked to join and
         cannot are told why. server: the state after this round.
         """
-        before, now = config.clients, self.wanted()
+        before = config.clients
+        now = self.wanted()
         if now == before:
             return before
         try:
@@ -250,7 +251,8 @@ def connected(
     process computes on one. at(point, round): a point is reached at which a planned fault may
     strike. Raises ConfigError where `model.sha256` names another model.
     """
-    config, files = experiment.config, records.files
+    config = experiment.config
+    files = records.files
     protocol = made_protocol(experiment, records, endpoint)
     protocol.sites.recall(reading.events(files.path, "declared"))
 
@@ -261,7 +263,8 @@ def connected(
 
     events = Events(note, how.display.note, endpoint.alone)
     endpoint.announce(events, records.incarnation)
-    sizes, sent = DataSizes(experiment, protocol.sites), Sent()
+    sizes = DataSizes(experiment, protocol.sites)
+    sent = Sent()
     inbox = Inbox(
         files.path / "checkpoint",
         records.journal,

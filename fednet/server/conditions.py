@@ -17,7 +17,8 @@ class Conditions:
 
     def __init__(self, experiment: Experiment, files: RunDirectory) -> None:
         """Raises ConfigError where the run to be replayed is another one than this."""
-        config, exchanges = experiment.config, experiment.algorithm.exchanges
+        config = experiment.config
+        exchanges = experiment.algorithm.exchanges
         # Planned, and those of a run that is replayed.
         self.faults = Faults(
             config,

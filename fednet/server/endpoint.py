@@ -52,7 +52,8 @@ def beat_seconds(config: Config, wide: bool = False) -> float:
     lost = config.round.lost
     if lost.beat is not None:
         return lost.beat
-    silent, closed = lost.silent_s(wide), lost.closed_s(wide)
+    silent = lost.silent_s(wide)
+    closed = lost.closed_s(wide)
     most = 60.0 if silent is None else silent / 4
     often = min(lost.beat_most_s(wide), most, math.inf if closed is None else closed / 2)
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
@@ -70,7 +71,8 @@ def wide_defaults(config: Config) -> str:
     """What a server does otherwise because its clients connect over more than loopback; "" where
     the configuration says all of it.
     """
-    section, found = config.round, []
+    section = config.round
+    found = []
     if section.lost.closed == "auto":
         found.append(
             f"they count as lost {section.lost.closed_s(True):g} s after their connection closed "

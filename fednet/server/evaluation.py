@@ -51,18 +51,24 @@ class Evaluator:
         ask: Ask,
     ) -> None:
         """warn: gets a sentence for each metric that may be off."""
-        self.experiment, self.host, self.files = experiment, host, files
-        self.config, self.method = experiment.config, experiment.algorithm
-        self._warn, self._ask = warn, ask
+        self.experiment = experiment
+        self.host = host
+        self.files = files
+        self.config = experiment.config
+        self.method = experiment.algorithm
+        self._warn = warn
+        self._ask = ask
         self._doubted: set[str] = set()  # metrics that were warned of
         # What a client's own model is: `personal`, or `local` where the method keeps none.
         self.own_model = "personal" if self.method.personalised else "local"
         # The server's inputs and labels, where it has them and evaluates.
         self.test: Pair | None = None
         self.validation: Pair | None = None  # the same, held out of the training samples
-        federation, device = experiment.federation, host.device
+        federation = experiment.federation
+        device = host.device
         if federation is not None and self.config.evaluate.every:
-            data, held = federation.data, federation.only(federation.validation)
+            data = federation.data
+            held = federation.only(federation.validation)
             if data.n_test:
                 self.test = data.inputs(data.test[0], device), data.test[1].to(device)
             if held is not None:
@@ -92,7 +98,10 @@ class Evaluator:
         """Adds the round's training loss and, in a round with an evaluation, the scores of its
         model. Returns the model: in such a round as it was evaluated (see `newest`).
         """
-        config, method, record, after = self.config, self.method, round.record, round.after
+        config = self.config
+        method = self.method
+        record = round.record
+        after = round.after
         weights = dict.fromkeys(round.runs, 1.0)
         if not equal_weights(config):
             weights = method.weights(after.server, round.runs)
@@ -135,11 +144,13 @@ class Evaluator:
 
     def score(self, record: Round, model: Tensors | None) -> None:
         """Adds the global model's scores on the server's test set."""
-        section, host = self.config.evaluate, self.host
+        section = self.config.evaluate
+        host = self.host
         if not self.method.has_global or not section.global_ or model is None:
             return
         if self.test is not None:
-            module, size = host.model(model), section.batch_size
+            module = host.model(model)
+            size = section.batch_size
             counts = evaluate_model(module, self.test, host.task, size, tuple(host.setting.more))
             record.test_loss = counts.mean_loss
             if has_accuracy(host.task):
@@ -193,18 +204,22 @@ class Evaluator:
 
     def note_best(self, progress: RunProgress, record: Round, model: Tensors | None) -> None:
         """Notes the round as the best so far, where it is."""
-        name, best = self.config.stop.metric, progress.best
+        name = self.config.stop.metric
+        best = progress.best
         if name == "accuracy" and self.config.stop.accuracy is None:
             name = "accuracy" if has_accuracy(self.host.task) else "test_loss"
         # The clients' own models where there is no global model or test set.
         if name in ("test_loss", "validation_accuracy"):
-            value, model_of = record.get(name), "global"
+            value = record.get(name)
+            model_of = "global"
         elif record.test_accuracy is not None:
-            value, model_of = record.test_accuracy, "global"
+            value = record.test_accuracy
+            model_of = "global"
             if name != "accuracy":
                 value = (record.metrics or {}).get(name)
         else:
-            value, model_of = (record.client_accuracy or {}).get("personal"), self.own_model
+            value = (record.client_accuracy or {}).get("personal")
+            model_of = self.own_model
             if name != "accuracy":
                 value = (record.client_metrics or {}).get("personal", {}).get(name)
         # No later value would be better than a NaN.
@@ -212,7 +227,9 @@ class Evaluator:
             return
         lower = metrics.lower_is_better(name)
         if best is None or (value < best if lower else value > best):
-            progress.best, progress.best_round, progress.best_of = value, record.round, model_of
+            progress.best = value
+            progress.best_round = record.round
+            progress.best_of = model_of
             if self.config.checkpoint.best and model is not None:
                 named = self.experiment.state_dict(model)
                 exports.save_model(self.files.path / "best.safetensors", named)
@@ -220,12 +237,16 @@ class Evaluator:
     # -- the last evaluation -----------------------------------------------------------------------
     def evaluate_run(self, progress: RunProgress, carried: RunState) -> list[JsonDict]:
         """The clients are asked once, at the end. Returns their lines."""
-        config, section = self.config, self.config.evaluate
+        config = self.config
+        section = self.config.evaluate
         # What an earlier end of the run found was of another model.
-        progress.client_metrics, progress.confusion = {}, {}
+        progress.client_metrics = {}
+        progress.confusion = {}
         if not section.every:
             return []
-        model, evaluated, lines = self.newest(carried.server), dict[int, Any](), list[JsonDict]()
+        model = self.newest(carried.server)
+        evaluated = dict[int, Any]()
+        lines = list[JsonDict]()
         left_out = world.held_out(config)
         if section.clients != "none":
             self.files.flush()
@@ -234,7 +255,8 @@ class Evaluator:
             evaluated = self.ask_all(progress.round, model, carried, final=True)
             for client, counts_by_model in sorted(evaluated.items()):
                 row = self.client_row(progress.round, client, counts_by_model)
-                row.final, row.took_part = True, client in took_part
+                row.final = True
+                row.took_part = client in took_part
                 row.held_out = client in left_out or None
                 lines.append(row.line())
         may_train = {c: found for c, found in evaluated.items() if c not in left_out}
@@ -247,12 +269,14 @@ class Evaluator:
 
         # `Summary.confusion`: of the global model on the server's test set; without one, of the
         # global model, or else the clients' own models, on the clients' tests.
-        host, method = self.host, self.method
+        host = self.host
+        method = self.method
         own = "global" if method.has_global else "personal"
         if "confusion" not in host.setting.more:
             return lines
         if method.has_global and section.global_ and model is not None and self.test is not None:
-            module, size = host.model(model), section.batch_size
+            module = host.model(model)
+            size = section.batch_size
             counts = evaluate_model(module, self.test, host.task, size, ("confusion",))
             progress.confusion = {"model": "global", "tested_on": "server"}
         elif own in found:
@@ -268,7 +292,8 @@ class Evaluator:
         self, round: int, model: Tensors | None, carried: RunState, final: bool
     ) -> dict[int, dict[str, Counts]]:
         """The accuracies of all clients asked, by client. model: the shared model or part."""
-        question, method = self.experiment.evaluation, self.method
+        question = self.experiment.evaluation
+        method = self.method
         values: dict[str, object] = {
             name: getattr(carried.server, name)
             for name in method.shared_state
@@ -300,13 +325,16 @@ class Evaluator:
         """The round's lines of clients.jsonl: of each client that evaluated or reported something,
         the scores of its models and, if it trained in this round, its training.
         """
-        left_out, replies, lines = world.held_out(self.config), round.main.done, []
+        left_out = world.held_out(self.config)
+        replies = round.main.done
+        lines = []
         for client in sorted({*round.reports, *round.evaluated}):
             counts_by_model = round.evaluated.get(client, {})
             row = self.client_row(round.number, client, counts_by_model)
             row.held_out = client in left_out or None
             row.reported = dict(round.reports.get(client, {})) or None
-            run, reply = round.runs.get(client), replies.get(client)
+            run = round.runs.get(client)
+            reply = replies.get(client)
             if run is not None:
                 row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
             if reply is not None:
@@ -352,7 +380,10 @@ def pooled(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, 
         weights = {c: counts.n for c, counts in clients.items()}
         if share is not None:
             weights |= lowered(weights, share)
-        right, loss, n, sums = 0.0, 0.0, 0, dict[str, Any]()
+        right = 0.0
+        loss = 0.0
+        n = 0
+        sums = dict[str, Any]()
         for client, counts in clients.items():
             part = weights[client] / counts.n
             right += int(counts.table[0].sum()) * weights[client] / counts.n

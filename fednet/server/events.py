@@ -23,11 +23,14 @@ log = logging.getLogger(__name__)
 PEERS = 4096
 # Events that a peer can bring about at will; of those, lines of one kind and worker.
 LOUD = ("refused", "late", "doubled", "failed", "data_changed", "asked_to_join", "explained")
-LOUD_A_SECOND, LOUD_AT_ONCE = 1, 10
+LOUD_A_SECOND = 1
+LOUD_AT_ONCE = 10
 # Refusals of one cause: seconds between the first two lines, and the most between two.
-REFUSED_S, REFUSED_MOST_S = 60.0, 3600.0
+REFUSED_S = 60.0
+REFUSED_MOST_S = 3600.0
 # Lines on refusals of all causes: so many a minute, and at once.
-CAUSES_A_MINUTE, CAUSES_AT_ONCE = 10, 20
+CAUSES_A_MINUTE = 10
+CAUSES_AT_ONCE = 20
 SHOWN = 20  # causes that are shown in the run's status
 
 # What is shown of a site, by event; `why`, if the event has it.
@@ -49,7 +52,8 @@ class Rate:
     """Counts messages by who sent them: so many a second, and up to `at_once` saved up."""
 
     def __init__(self, a_second: float, at_once: float) -> None:
-        self._a_second, self._at_once = a_second, at_once
+        self._a_second = a_second
+        self._at_once = at_once
         self._known: OrderedDict[object, tuple[float, float]] = OrderedDict()  # (left, when)
 
     def allows(self, who: object, now: float) -> bool:
@@ -98,7 +102,9 @@ class Events:
         say: Callable[[str], None] | None = None,
         alone: bool = False,
     ) -> None:
-        self._write, self.say, self._alone = note, say, alone
+        self._write = note
+        self.say = say
+        self._alone = alone
         self._loud = Rate(LOUD_A_SECOND, LOUD_AT_ONCE)
         self._lines = Rate(CAUSES_A_MINUTE / 60, CAUSES_AT_ONCE)
         self._causes: OrderedDict[tuple[str, str, str], Cause] = OrderedDict()
@@ -157,7 +163,8 @@ class Events:
         return sorted(self._causes.values(), key=lambda cause: -cause.last)[:SHOWN]
 
     def _tell_refused(self, fields: JsonDict) -> None:
-        now, who = time.monotonic(), refused_peer(fields)
+        now = time.monotonic()
+        who = refused_peer(fields)
         key = fields["what"], fields["reason"], who
         cause = self._causes.pop(key, None)
         if cause is None:

@@ -60,9 +60,13 @@ class Exchanges:
     def __init__(
         self, setup: Setup, conditions: Conditions, clients: Clients, records: Records
     ) -> None:
-        self.setup, self.conditions = setup, conditions
-        self.clients, self.records = clients, records
-        self.config, self.method, self.experiment = setup.config, setup.method, setup.experiment
+        self.setup = setup
+        self.conditions = conditions
+        self.clients = clients
+        self.records = records
+        self.config = setup.config
+        self.method = setup.method
+        self.experiment = setup.experiment
 
     # -- opening -----------------------------------------------------------------------------------
     def open(
@@ -97,7 +101,8 @@ class Exchanges:
         self, round: int, index: int, cohort: Sequence[int], before: RunState, at: float
     ) -> OpenExchange:
         """An exchange in which nobody is asked yet."""
-        config, residuals = self.config, dict(before.residuals)
+        config = self.config
+        residuals = dict(before.residuals)
         self.setup.host.begin(round, index, cohort)
         if config.schedule.mode == "sync":
             self.clients.sent.clear()
@@ -125,25 +130,32 @@ class Exchanges:
         """Asks a client: encodes its task, once for clients in a row that get the same. again: it
         has lost its state, and starts from its initial one.
         """
-        exp, method, before = self.experiment, self.method, exchange.before
-        round, index = exchange.round, exchange.index
+        exp = self.experiment
+        method = self.method
+        before = exchange.before
+        round = exchange.round
+        index = exchange.index
         spec = TaskSpec(client, round=round)
         if not again:
-            spec.start, spec.state = before.versions.get(client, ""), before.states.get(client, "")
+            spec.start = before.versions.get(client, "")
+            spec.state = before.states.get(client, "")
             spec.keep = self.records.durable.get(client, "")
         asked = exchange.asked[client] = Asked(spec, exchange.at)
         if exchange.purpose == "evaluate":
             assert exchange.last is not None
             _, encoded, spec.check = exchange.last
-            spec.form, spec.body = encoded.form, encoded.body
-            spec.cost, spec.judge = self._cost(client, method.main_exchange), exchange.judge
+            spec.form = encoded.form
+            spec.body = encoded.body
+            spec.cost = self._cost(client, method.main_exchange)
+            spec.judge = exchange.judge
             if exp.base_comes and not spec.start:
                 asked.spec = with_base(exp, spec, exchange.based)
             elif exp.base_comes:
                 spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
             return asked
 
-        down, last = method.broadcast(before.server, index, client), exchange.last
+        down = method.broadcast(before.server, index, client)
+        last = exchange.last
         # Where bytes depend on what a client remembers, each has its own.
         values = vars(down).values()
         same = last is not None and all(map(operator.is_, vars(last[0]).values(), values))
@@ -160,13 +172,15 @@ class Exchanges:
             encoded = exp.down.encode(down, how)
             spec.check = encoded.body.check()
             exchange.last = down, encoded, spec.check
-        spec.form, spec.body = encoded.form, encoded.body
+        spec.form = encoded.form
+        spec.body = encoded.body
         if not (spec.start or index):
             enrolment = method.enroll(before.server, client, self.setup.host)
             if enrolment is not None:
                 asked.enrolled = True
                 given = exp.down.encode(enrolment)
-                spec.form, spec.enrol = [*given.form, *encoded.form], len(given.form)
+                spec.form = [*given.form, *encoded.form]
+                spec.enrol = len(given.form)
                 spec.body = Body([*given.body.segments, *encoded.body.segments])
                 spec.check = spec.body.check()
             if exp.base_comes:
@@ -179,12 +193,17 @@ class Exchanges:
         Finds the reply that an earlier server received, and the reason for which a client is not
         asked. down: what the client is sent.
         """
-        exp, spec = self.experiment, asked.spec
-        clock, faults = self.conditions.clock, self.conditions.faults
-        client, round, index = spec.client, exchange.round, exchange.index
+        exp = self.experiment
+        spec = asked.spec
+        clock = self.conditions.clock
+        faults = self.conditions.faults
+        client = spec.client
+        round = exchange.round
+        index = exchange.index
         if (weights := weights_of(down)) is not None:
             self.clients.sent[client] = weights
-        spec.cost, spec.judge = self._cost(client, index), exchange.judge
+        spec.cost = self._cost(client, index)
+        spec.judge = exchange.judge
         spec.bound = self.method.exchanges[index].summation.bound
         if exp.base_comes and (index or spec.start):
             spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
@@ -223,7 +242,8 @@ class Exchanges:
 
     def _cost(self, client: int, index: int) -> int:
         """SGD steps of the client's task: the longest are handed out first."""
-        train, method = self.config.train_of(client), self.method
+        train = self.config.train_of(client)
+        method = self.method
         if not method.exchanges[index].summation.trains:
             return 0
         if train.steps is not None:
@@ -269,7 +289,9 @@ class Exchanges:
             return began, lost
         if lost and lost != LEFT:
             return began + clock.patience, lost
-        client, cost, deadline = task.spec.client, task.spec.cost, self.config.round.deadline
+        client = task.spec.client
+        cost = task.spec.cost
+        deadline = self.config.round.deadline
         slow, delay = self.conditions.faults.time(task.spec.round, index, client)
         task.times = clock.seconds(client, cost, task.bytes, up, slow, delay, at=task.at)
         comes = math.inf if lost else began + sum(task.times.values())
@@ -283,7 +305,8 @@ class Exchanges:
         begin again from its initial state; not in a later exchange, which needs what the client
         kept of this round.
         """
-        reason, residuals = exchange.asked[client].reason, exchange.residuals
+        reason = exchange.asked[client].reason
+        residuals = exchange.residuals
         later = exchange.purpose == "train" and exchange.index > 0
         if later or not exchange.asked[client].spec.start:
             return False
@@ -300,7 +323,8 @@ class Exchanges:
         """A client's task is over. Where the exchange closes by it, the tasks of the others are
         called off, and what has come of them in the same moment is left out.
         """
-        schedule, asked = exchange.schedule, exchange.asked
+        schedule = exchange.schedule
+        asked = exchange.asked
         at, client, reason = event
         assert client is not None
         asked[client].reason = reason
@@ -398,7 +422,8 @@ class Exchanges:
         """
         replies = []
         for asked in all:
-            reply, reason = asked.reply, asked.reason or left_out
+            reply = asked.reply
+            reason = asked.reason or left_out
             if reply is not None:
                 if reason and not reply.earlier:
                     reason = LEFT_OUT
@@ -411,7 +436,9 @@ class Exchanges:
         that were asked to. In a training exchange the model that came down is the one before the
         round: what they found for it is named `received`, where that of an evaluation is `global`.
         """
-        exp, training, found = self.experiment, exchange.purpose == "train", {}
+        exp = self.experiment
+        training = exchange.purpose == "train"
+        found = {}
         for client, reply in exchange.done.items():
             counts = reply.evaluation if training else reply.take_payload()
             if counts is None:
@@ -452,9 +479,11 @@ class Exchanges:
         for them.
         """
         encoded = self.experiment.exact.encode(down)
-        clients, index = tuple(evaluated_clients(self.config, round)), len(self.method.exchanges)
+        clients = tuple(evaluated_clients(self.config, round))
+        index = len(self.method.exchanges)
         exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
-        exchange.last, exchange.judge = (down, encoded, encoded.body.check()), final
+        exchange.last = (down, encoded, encoded.body.check())
+        exchange.judge = final
         exchange.schedule = Cohort(clients)
         for client in clients:
             self.ask(exchange, client)
@@ -479,7 +508,8 @@ def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpe
     made = based.get(spec.check)
     if made is None:
         body = Body([*base.body.segments, *spec.body.segments])
-        form, enrol = (*base.form, *spec.form), spec.enrol + len(base.form)
+        form = (*base.form, *spec.form)
+        enrol = spec.enrol + len(base.form)
         made = based[spec.check] = TaskSpec(spec.client, form, body, body.check(), enrol=enrol)
     return structs.replace(
         spec, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None

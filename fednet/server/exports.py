@@ -44,7 +44,8 @@ def keep_class_means(directory: Path, experiment: Experiment) -> None:
     folder = directory / FOLDER
     if not folder.is_dir() or experiment.federation is None:
         return
-    data, means = experiment.federation.data, list[torch.Tensor]()
+    data = experiment.federation.data
+    means = list[torch.Tensor]()
     for c in range(data.classes or 0):
         x = data.train[0][data.train[1] == c]
         # Images are condensed, and an image is one tensor.
@@ -72,7 +73,8 @@ def keep_personal(
     shared: the newest shared part; server: the server's state, which has what else clients share.
     Returns the clients whose local model is missing, and why.
     """
-    state, method = directory / "state" / run_id, experiment.algorithm
+    state = directory / "state" / run_id
+    method = experiment.algorithm
     gone = dict[int, str]()
     if not state.is_dir():
         return gone
@@ -91,7 +93,8 @@ def keep_personal(
             gone[client] = str(absent)
             continue
         setting = experiment.setting_of(client)
-        initial, scratch = setting.initial, scratch_of(setting)
+        initial = setting.initial
+        scratch = scratch_of(setting)
         host = ClientHost(setting, scratch, client, 1, splits=nothing, rest=record.own(initial))
         own = method.init_client(initial) if record.algorithm is None else record.algorithm
         whole = local
@@ -121,7 +124,8 @@ def keep_adapters(directory: Path, experiment: Experiment, x: Tensors) -> None:
     section = experiment.config.model.adapters
     if section is None:
         return
-    folder, names = directory / "adapters", x.layout.names
+    folder = directory / "adapters"
+    names = x.layout.names
     beside = [name for name in names if name.rpartition(".")[2] not in adapters.LEAVES]
     module = experiment.holding(x)
     folder.mkdir(exist_ok=True)
@@ -137,7 +141,8 @@ def save_model(
     """Writes named tensors to a safetensors file. about: its metadata. The digest of everything is
     added to it and returned.
     """
-    tensors, beside = {n: v.contiguous() for n, v in named.items()}, dict(about or {})
+    tensors = {n: v.contiguous() for n, v in named.items()}
+    beside = dict(about or {})
     check = check_of(json.dumps(beside, sort_keys=True), tensors)
     write_aside(path, file_of(tensors, {**beside, "check": check}))
     return check

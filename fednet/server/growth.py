@@ -60,7 +60,8 @@ def check_division(federation: Federation, directory: Path, before: int) -> None
     """Raises ConfigError where one of the first `before` clients would have other samples than
     until now, and StateError where partition.json cannot be read.
     """
-    path, now = directory / "partition.json", federation.to_json()
+    path = directory / "partition.json"
+    now = federation.to_json()
     try:
         then: JsonDict = json.loads(path.read_bytes())
     except (OSError, ValueError) as broken:

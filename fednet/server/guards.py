@@ -84,7 +84,9 @@ def guards_of(
     setup: Setup, sent: Sent, exchange: OpenExchange, shared: Tensors | None
 ) -> list[Guard]:
     """The guards of an exchange. sent: to its clients; shared: the model before it."""
-    config, method, exchanges = setup.config, setup.method, setup.method.exchanges
+    config = setup.config
+    method = setup.method
+    exchanges = setup.method.exchanges
     found: list[Guard] = []
     if config.security.max_norm == "auto":
         found.append(MaxNorm(shared))
@@ -158,7 +160,8 @@ class MaxShare(Guard):
             return Review()
         runs = {client: self._runs[client] for client in clients}
         counts = lowered({c: run.n for c, run in runs.items() if run is not None}, share)
-        again, self._counts = counts != self._counts, counts
+        again = counts != self._counts
+        self._counts = counts
         return Review(again=again)
 
     def samples(self, client: int, n: int) -> int:
@@ -176,7 +179,8 @@ class Clipping(Guard):
     """`privacy.clip`: an update that is longer than its bound is shortened to it."""
 
     def __init__(self, section: PrivacySection, sent: Sent) -> None:
-        self._section, self._sent = section, sent
+        self._section = section
+        self._sent = sent
 
     def change(self, client: int, up: Payload) -> Payload:
         return privacy.clip_received(up, self._sent.get(client), self._section)
@@ -186,7 +190,9 @@ class Rebasing(Guard):
     """Of a reply that is updates late, the model is moved to where the server's is now."""
 
     def __init__(self, exchange: OpenExchange, sent: Sent, shared: Tensors | None) -> None:
-        self._exchange, self._sent, self._shared = exchange, sent, shared
+        self._exchange = exchange
+        self._sent = sent
+        self._shared = shared
 
     def change(self, client: int, up: Payload) -> Payload:
         staleness = self._exchange.asked[client].staleness
@@ -201,7 +207,9 @@ class RobustRule(Guard):
     """
 
     def __init__(self, config: Config, shared: Tensors | None, kinds: dict[str, str]) -> None:
-        self._config, self._shared, self._kinds = config, shared, kinds
+        self._config = config
+        self._shared = shared
+        self._kinds = kinds
 
     def start(self, accumulator: State) -> State:
         return stack.with_stacks(accumulator, self._shared, self._kinds)
@@ -214,7 +222,9 @@ class Noise(Guard):
     """`privacy.noise`: what the server adds to a sum of clipped updates."""
 
     def __init__(self, section: PrivacySection, noise: privacy.Noise, round: int) -> None:
-        self._section, self._noise, self._round = section, noise, round
+        self._section = section
+        self._noise = noise
+        self._round = round
 
     def finish(self, accumulator: State, clients: Sequence[int]) -> State:
         return privacy.add_noise(accumulator, self._section, self._noise, self._round)
@@ -257,7 +267,8 @@ def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
 
 def at_most(up: Payload, n: int) -> Payload:
     """The reply, with at most n samples."""
-    run, name = run_of(up), up.run_field
+    run = run_of(up)
+    name = up.run_field
     if run is None or name is None or run.n <= n:
         return up
     return dataclasses.replace(up, **{name: dataclasses.replace(run, n=n)})

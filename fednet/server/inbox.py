@@ -140,7 +140,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
         """Its decoded payload, the caller's own; None from the second call on, and where it was not
         kept: then it is decoded from `body`.
         """
-        payload, self.payload = self.payload, None
+        payload = self.payload
+        self.payload = None
         if payload is not None and self.data is None:
             self.memory.give(self.message.key.round, self.held)
         return payload
@@ -191,7 +192,9 @@ class Inbox:
         """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
         methods could not use; else returns it, or None where what it comes to is not known yet.
         """
-        self.folder, self._journal, self._decode = folder, journal, decode
+        self.folder = folder
+        self._journal = journal
+        self._decode = decode
         self._uploads: dict[Key, _Upload] = {}
         self._memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
         self._spares: list[str] = []
@@ -262,9 +265,12 @@ class Inbox:
         RemoteProtocolError or WrongPart for a reply that cannot be used, and keeps nothing of it
         then.
         """
-        key, size = message.key, message.size
+        key = message.key
+        size = message.size
         upload = self._uploads.pop(key)
-        body, file, path = upload.data, upload.file, ""
+        body = upload.data
+        file = upload.file
+        path = ""
         if file is not None:
             path = self._path(key)
             if os.fstat(file).st_size != size:  # what was there before was longer
@@ -347,7 +353,8 @@ class Inbox:
         rounds = {round for round, _ in under_way}
         self._memory.clear(up_to, rounds)
         self._journal.forget(Forgotten(up_to, sorted(under_way)))
-        kept, place = set(under_way), self.folder / "spare"
+        kept = set(under_way)
+        place = self.folder / "spare"
         busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
         size = sum(os.path.getsize(p) for p in self._spares)
         for folder in list_folder(self.folder, "round-*"):
@@ -386,7 +393,8 @@ class Sent(dict[int, Tensors]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.remembered, self.fill = {}, None
+        self.remembered = {}
+        self.fill = None
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
@@ -452,7 +460,8 @@ def decoder(
         form: Sequence[Field] = message.form
         if key.purpose == "evaluate":
             return evaluation_in(exp, key.client, form, body, tested(key.client))
-        kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
+        kind = exp.algorithm.exchanges[key.phase].up
+        x = sent.get(key.client)
         more: Sequence[Field] = ()  # the fields of an evaluation
         behind = body  # their bytes
         if len(form) > len(kind.fields):
@@ -527,7 +536,9 @@ def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
     """Samples are as those of this federation: of its shape, in a mapping only where its own are,
     with one label each below `classes`.
     """
-    classes, labels, x = exp.setting.classes, value.y, value.x
+    classes = exp.setting.classes
+    labels = value.y
+    x = value.x
     mapped = exp.data is not None and isinstance(exp.data.train[0], dict)
     alike = isinstance(x, dict) == mapped
     if alike and not isinstance(x, dict):

@@ -64,10 +64,12 @@ LARGE_BYTES = 1 << 16
 # -- what peers may send that brings the run nothing
 # Messages before a join, or joins, of each key, or address without CURVE: so many a second, and at
 # once so many and two for each client of the federation. It may have as many connections.
-JOINS_A_SECOND, JOINS_AT_ONCE = 10, 256
+JOINS_A_SECOND = 10
+JOINS_AT_ONCE = 256
 # Heartbeats, and messages that belong to nothing, of a connection; of a key or address so many for
 # each client of the federation and one more.
-USELESS_A_SECOND, USELESS_AT_ONCE = 100, 1000
+USELESS_A_SECOND = 100
+USELESS_AT_ONCE = 1000
 # -- words
 LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
 
@@ -80,7 +82,9 @@ class ListeningClock:
     monotonic = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
-        self._missed, self._listened, self._counts = 0.0, self.monotonic(), False
+        self._missed = 0.0
+        self._listened = self.monotonic()
+        self._counts = False
 
     def __call__(self) -> float:
         now = self.monotonic()
@@ -95,7 +99,8 @@ class ListeningClock:
         now = self.monotonic()
         if counts and not alone:
             self._missed += max(0.0, now - self._listened - PAUSE_S)
-        self._listened, self._counts = now, counts
+        self._listened = now
+        self._counts = counts
 
 
 def at_once(clients: int) -> int:
@@ -141,8 +146,12 @@ class ServerIO:
         a point is reached at which a planned fault may strike.
         """
         self.journal = link.journal
-        self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
-        self.events, self._pump_clients = events, pump
+        self.protocol = protocol
+        self.transport = transport
+        self.link = link
+        self.inbox = inbox
+        self.events = events
+        self._pump_clients = pump
         self._at = at
         self.inline = pump is not None
         self.outcomes: deque[Outcome] = deque()
@@ -166,9 +175,11 @@ class ServerIO:
         self.now = ListeningClock()
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
         self._lock = threading.Lock()
-        self._owner, self._within = 0, 0  # a thread's number; how often it has entered
+        self._owner = 0  # a thread's number
+        self._within = 0  # how often it has entered
         self._wanted = self._closing = False
-        self._back, self._free = threading.Event(), threading.Event()
+        self._back = threading.Event()
+        self._free = threading.Event()
         self._broken: BaseException | None = None
         self._caretaker: threading.Thread | None = None
         if not self.inline:
@@ -187,7 +198,9 @@ class ServerIO:
         if not self._lock.acquire(blocking=False):
             self.transport.wake()
             self._lock.acquire()
-        self._owner, self._within, self._wanted = me, 1, False
+        self._owner = me
+        self._within = 1
+        self._wanted = False
         if self._broken is not None:
             self.__exit__()
             raise self._broken
@@ -209,7 +222,8 @@ class ServerIO:
             if self._back.wait(GRACE_S):
                 continue
             with self._lock:
-                self._owner, self._within = threading.get_ident(), 1
+                self._owner = threading.get_ident()
+                self._within = 1
                 try:
                     while not (self._wanted or self._closing):
                         self._step(TICK_S)
@@ -352,7 +366,8 @@ class ServerIO:
             self._send_composed()
             self.link.settle_counted(NOBODY)
         if now >= self._shown_at:
-            protocol, offset = self.protocol, time.time() - now
+            protocol = self.protocol
+            offset = time.time() - now
             self.snapshot = {
                 "waiting": protocol.waiting(offset),
                 "arrived": protocol.arrived(),
@@ -365,7 +380,9 @@ class ServerIO:
 
     def _received(self, event: Received) -> None:
         """Handles a message; a peer that sends too many useless ones is hung up on."""
-        conn, frames, now = event.conn, event.frames, self.now()
+        conn = event.conn
+        frames = event.frames
+        now = self.now()
         if conn in self._hung_up:
             self.link.refused(conn, frames)
             return
@@ -455,7 +472,8 @@ class ServerIO:
         """Accepts or rejects the replies that are whole."""
         if not self._whole:
             return
-        whole, self._whole = self._whole, []
+        whole = self._whole
+        self._whole = []
         for instructions in [self._arrived(arrived) for arrived in whole]:
             self._do(instructions)
 
@@ -465,7 +483,8 @@ class ServerIO:
         worker = self.protocol.roster.workers[arrived.worker]
         spec = self.protocol.tasks[key.client].spec
         place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
-        task, conns = (spec.check, spec.start), (arrived.down_conn, arrived.up_conn)
+        task = (spec.check, spec.start)
+        conns = (arrived.down_conn, arrived.up_conn)
         if (arrived.up_conn, key) in self._unsent or (arrived.down_conn, key) in self._unsent:
             self._send_composed()  # before it is accepted: what cannot leave is subtracted
         try:

@@ -50,7 +50,10 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         rounds = engine(exchanges, how)
         watch = exchanges.clients.watch
         handle_stop_signals(watch.on_signal)
-        over, why, crashed, join = False, "", False, False
+        over = False
+        why = ""
+        crashed = False
+        join = False
         try:
             begin(rounds)
             if endpoint.pump is None:
@@ -66,7 +69,8 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             why = f"{broken.strerror} ({broken.filename or directory})"
             raise CannotGoOn(f"the run stopped: {why}; {resume_hint(directory)}.") from broken
         except FednetError as broken:
-            over, why = isinstance(broken, CannotGoOn), str(broken)
+            over = isinstance(broken, CannotGoOn)
+            why = str(broken)
             join = isinstance(broken, ClientsJoin)
             raise
         except KeyboardInterrupt:  # the third Ctrl-C
@@ -93,7 +97,8 @@ def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) ->
     privacy.check(experiment)
     device = placement.place(how.device)[0]
     records = Records(config, experiment, directory)
-    key, drawn = records.checkpoints.folder / "noise.key", records.checkpoints.exists
+    key = records.checkpoints.folder / "noise.key"
+    drawn = records.checkpoints.exists
     noise = privacy.noise_of(config, "server", key, drawn)
     setup = Setup.on(device, experiment, noise)
     conditions = Conditions(experiment, records.files)
@@ -104,7 +109,9 @@ def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) ->
 
 def begin(rounds: Rounds) -> None:
     """Records that this process started, and starts the rounds from the checkpoint."""
-    records, resumed, experiment = rounds.records, rounds.records.resumed, rounds.setup.experiment
+    records = rounds.records
+    resumed = rounds.records.resumed
+    experiment = rounds.setup.experiment
     here = {**determinism.versions(), "device": str(rounds.setup.host.device)}
     moved = determinism.changed_since(reading.events(records.files.path, "started"), here)
     records.files.event(
@@ -127,7 +134,9 @@ def close(
     what ended it early. crashed: a thread may still be using the files and connections, and may
     never return from a user's own part; they are left to the end of the process.
     """
-    io, watch, records = rounds.clients.io, rounds.clients.watch, rounds.records
+    io = rounds.clients.io
+    watch = rounds.clients.watch
+    records = rounds.records
     io.events.say = None  # that clients leave now is not shown
     endings: list[Callable[[], object]] = [
         io.events.close,
@@ -159,7 +168,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     config = experiment.config
     yield from experiment.remarks
     # Clients whose epochs end with a batch of a few samples that is not their only one.
-    few, federation = 0, experiment.federation
+    few = 0
+    federation = experiment.federation
     if federation is not None and any(own.batch_norm for own in experiment.settings):
         for client, part in enumerate(federation.parts):
             size = config.train_of(client).batch_size

@@ -91,7 +91,8 @@ class Records:
         Raises StateError where it is not as they left it.
         """
         progress = None if self.resumed is None else self.resumed.progress
-        path, rows = self.files.path / "checkpoint" / "journal", self.files.wire
+        path = self.files.path / "checkpoint" / "journal"
+        rows = self.files.wire
         if progress is not None and not path.exists():
             raise StateError(f"{path} is missing, and no server continues without it; {RESTORE}.")
         file = JournalFile(path, self._fsync)

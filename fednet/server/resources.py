@@ -22,7 +22,8 @@ class Resources:
     """
 
     def __init__(self, gpus: bool) -> None:
-        self._host, self._began = socket.gethostname(), time.monotonic()
+        self._host = socket.gethostname()
+        self._began = time.monotonic()
         self._processor: dict[int, float] = {}  # seconds until the last call, by process
         self._reports: dict[str, list[tuple[float, float]]] = {}  # by GPU: busy, 0..1, and MB
         self._process: subprocess.Popen[str] | None = None
@@ -56,7 +57,8 @@ class Resources:
         clients = {pid for host, pid in processes if host == self._host} - {server}
         found = {}
         for name, pids in (("server", {server}), ("clients", clients)):
-            busy, memory = 0.0, 0
+            busy = 0.0
+            memory = 0
             for pid in pids:
                 seconds = processor_seconds(pid)
                 busy += max(0.0, seconds - self._processor.get(pid, 0.0))

@@ -68,11 +68,17 @@ class Rounds:
     """Of the exchange that is open, see driver.py."""
 
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
-        self.exchanges, self.how, self.display = exchanges, how, how.display
-        self.setup, self.conditions = exchanges.setup, exchanges.conditions
-        self.clients, self.records = exchanges.clients, exchanges.records
-        self.config, self.method = self.setup.config, self.setup.method
-        self.faults, self.clock = self.conditions.faults, self.conditions.clock
+        self.exchanges = exchanges
+        self.how = how
+        self.display = how.display
+        self.setup = exchanges.setup
+        self.conditions = exchanges.conditions
+        self.clients = exchanges.clients
+        self.records = exchanges.records
+        self.config = self.setup.config
+        self.method = self.setup.method
+        self.faults = self.conditions.faults
+        self.clock = self.conditions.clock
         self.tracker = Trackers(self.config, self.records.files.path, self.display.note)
         self.resources = Resources(gpus=self.setup.host.device.type == "cuda")
         self.evaluator = Evaluator(
@@ -124,7 +130,9 @@ class Rounds:
 
     def run(self) -> None:
         """All that is left of the run. Raises Stopped, or CannotGoOn, with everything saved."""
-        progress, section, n = self.progress, self.config.round, self.config.clients
+        progress = self.progress
+        section = self.config.round
+        n = self.config.clients
         if progress.finished:
             return
         if self.records.added:
@@ -147,7 +155,8 @@ class Rounds:
         """Waits for clients that are new in the run, and saves the first checkpoint that has them.
         Raises ClientsJoin where one of them asked to join and is gone, and Stopped.
         """
-        config, round = self.config, self.progress.round
+        config = self.config
+        round = self.progress.round
         asked = config.round.open is not None and self.clients.alone
         join_s = config.round.join_s()
         if asked and join_s is None:
@@ -165,7 +174,8 @@ class Rounds:
 
     def more(self) -> bool:
         """Whether there is another round to do."""
-        done, config = self.progress.round, self.config
+        done = self.progress.round
+        config = self.config
         return done < config.rounds and reached(config, self.progress) is None
 
     def may_open_early(self, round: OpenRound) -> bool:
@@ -175,7 +185,8 @@ class Rounds:
         this round would be recorded late.
         """
         self._clients_then = self.clients.from_next_round(self.config, round.after.server)
-        stop, evaluate = self.config.stop, self.config.evaluate
+        stop = self.config.stop
+        evaluate = self.config.evaluate
         limits = stop.accuracy, stop.patience, stop.megabytes, stop.seconds
         return (
             round.number < self.config.rounds
@@ -237,13 +248,17 @@ class Rounds:
         """Selects the next round's cohort, once there are clients, and opens its first exchange.
         after: the round before it in this process, which may not be recorded yet.
         """
-        number, carried, ahead = self.progress.round + 1, self.carried, 0.0
+        number = self.progress.round + 1
+        carried = self.carried
+        ahead = 0.0
         if after is not None:
-            number, carried = after.number + 1, after.after
+            number = after.number + 1
+            carried = after.after
             if after.number > self.progress.round:
                 ahead = after.virtual
         self.gather(number)
-        base, began = self.second(ahead), time.monotonic()
+        base = self.second(ahead)
+        began = time.monotonic()
         at = self.begins_at(base)
         if math.isinf(at):
             self.save()
@@ -255,7 +270,8 @@ class Rounds:
             while (left := at - base - (time.monotonic() - began)) > 0:
                 self.clients.watch.check()
                 time.sleep(min(POLL_S, left))
-        here, experiment = self.conditions.world.here(at), self.setup.experiment
+        here = self.conditions.world.here(at)
+        experiment = self.setup.experiment
         if self.faults.replay is not None and not selection.is_planned(self.config):
             cohort = self.faults.replay.selected(number)
         elif candidates.selects(experiment):
@@ -271,7 +287,8 @@ class Rounds:
         if here is not None:
             round.record.set(second=at, here=sum(here))
         if self.clock is not None:
-            round.virtual_start, round.virtual = base, at - base
+            round.virtual_start = base
+            round.virtual = at - base
 
     # -- a round's exchanges -----------------------------------------------------------------------
     def take(self, event: Event) -> None:
@@ -329,12 +346,16 @@ class Rounds:
         who broke a protocol of secure aggregation. Returns False if there are too few results: the
         round is void then.
         """
-        exchange, record = round.exchange, round.record
-        host, blamed = self.setup.host, self.conditions.blamed
-        aggregation, self._aggregation = self._add_up(round), None
+        exchange = round.exchange
+        record = round.record
+        host = self.setup.host
+        blamed = self.conditions.blamed
+        aggregation = self._add_up(round)
+        self._aggregation = None
         if self.config.schedule.mode == "sync":
             add_times(self.conditions, round)
-        least, began = self.config.round.min_results, time.monotonic()
+        least = self.config.round.min_results
+        began = time.monotonic()
         if len(exchange.done) >= least:
             self.faults.at("aggregating", round.number)
         server = aggregation.result(least)
@@ -362,7 +383,8 @@ class Rounds:
         else:
             if exchange is round.main:
                 record.completed = sorted(done)
-            versions, states = dict(round.after.versions), dict(round.after.states)
+            versions = dict(round.after.versions)
+            states = dict(round.after.states)
             memory: dict[str, torch.Tensor] = {}  # goes with the state that the client came to
             for client, reply in done.items():
                 if reply.message.kept:
@@ -384,7 +406,8 @@ class Rounds:
 
     def _candidates(self, round: OpenRound) -> dict[int, Candidate]:
         """What each client replied last, after an exchange of a round."""
-        experiment, known = self.setup.experiment, dict(round.after.candidates)
+        experiment = self.setup.experiment
+        known = dict(round.after.candidates)
         if not candidates.selects(experiment):
             return known
         for client in round.exchange.done:
@@ -394,7 +417,8 @@ class Rounds:
                 seconds = sum(round.exchange.asked[client].times.values())
                 if round.exchange.index:
                     seconds += known[client].seconds or 0.0
-            run, reported = round.runs.get(client), round.reports.get(client, {})
+            run = round.runs.get(client)
+            reported = round.reports.get(client, {})
             known[client] = candidates.after_reply(before, round.number, run, reported, seconds)
         return known
 
@@ -403,9 +427,13 @@ class Rounds:
         """Evaluates a round, records it, and checkpoints where that is due. Raises CannotGoOn where
         no further round is tried, and ClientsJoin where clients join before the next one.
         """
-        self._concluding, began = True, time.monotonic()
-        config, progress, after = self.config, self.progress, round.after
-        record, self.carried = round.record, after
+        self._concluding = True
+        began = time.monotonic()
+        config = self.config
+        progress = self.progress
+        after = round.after
+        record = round.record
+        self.carried = after
         if not record.void:
             progress.void = 0
         elif not round.spoiled:  # else a client could end the run, and nobody would know which
@@ -476,7 +504,8 @@ class Rounds:
         """What the books have since the last round's record, up to this round; added to the run's
         sums. under_way: tasks (round, client) that may still be answered.
         """
-        tally, progress = self.clients.end(round, under_way), self.progress
+        tally = self.clients.end(round, under_way)
+        progress = self.progress
         for direction, n in tally.spent.items():
             progress.totals[direction] = progress.totals.get(direction, 0) + n
             add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
@@ -484,7 +513,8 @@ class Rounds:
 
     def _show(self, round: OpenRound) -> None:
         """Shows the record, and in sentences who lost its state, failed, or began again."""
-        name, how = f"round {round.number}", self.how
+        name = f"round {round.number}"
+        how = self.how
         self.display.round_done(round.record)
         for client, reason in sorted(round.dropped.items()):
             if reason.startswith(STATE_LOST):
@@ -511,11 +541,13 @@ class Rounds:
         """Checkpoint first, with the records in it; then the records to their files, and what is
         spooled may go.
         """
-        progress, carried = self.progress, self.carried
+        progress = self.progress
+        carried = self.carried
         progress.journal = self.clients.written()
         progress.lengths = self.records.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
-        progress.versions, progress.states = dict(carried.versions), dict(carried.states)
+        progress.versions = dict(carried.versions)
+        progress.states = dict(carried.states)
         progress.candidates = dict(carried.candidates)
         self.records.checkpoints.save(
             carried.server,
@@ -539,7 +571,8 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
     """Adds what an exchange's messages amount to by the declarations, of who completed it."""
     if not experiment.predictable:
         return
-    method, clients = experiment.algorithm, sorted(open.done)
+    method = experiment.algorithm
+    clients = sorted(open.done)
     exchange = method.exchanges[open.index]
     if experiment.base is not None and open.index == 0:
         first = sum(1 for c in clients if not open.asked[c].spec.start)
@@ -549,7 +582,8 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
     # Where no payload depends on its client, all are alike, and the first stands for them.
     alike = not experiment.sized_by_client
     for client in clients[:1] if alike else clients:
-        whose, exact = clients if alike else [client], None
+        whose = clients if alike else [client]
+        exact = None
         if is_secure(method):
             exact = method.exact(open.before.server, open.round, client)
         enrolled = sum([open.asked[c].enrolled for c in whose])
@@ -572,7 +606,8 @@ def add_times(conditions: Conditions, round: OpenRound) -> None:
     hand-out, and what its site did besides, is waiting. Then its time on the virtual clock, and
     that of the clients' devices.
     """
-    exchange, seconds = round.exchange, round.seconds
+    exchange = round.exchange
+    seconds = round.seconds
     took = time.monotonic() - exchange.opened
     seconds["encoding"] += exchange.encoding
     left = max(0.0, took - exchange.encoding)
@@ -629,7 +664,8 @@ def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str
     """Why another try could not help, after so many void rounds in a row; "" where it could. wide:
     see `Endpoint`.
     """
-    whose, selected = round.failures, len(round.record.selected)
+    whose = round.failures
+    selected = len(round.record.selected)
     everybody = round.record.void and len(whose) == selected > 0
     # One client that fails whenever it is asked alone must not end a federation of many.
     if everybody and (selected > 1 or config.clients == 1):

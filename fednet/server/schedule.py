@@ -122,7 +122,9 @@ class Buffer:
     def next_round(self) -> None:
         """The update is made; an event without a client comes next."""
         self.round += 1
-        self.came, self.asked, self.closed = {}, set(), False
+        self.came = {}
+        self.asked = set()
+        self.closed = False
 
     def wakes(self) -> float:
         if len(self.training) >= self.at_once:
@@ -195,5 +197,6 @@ class Recorded(Buffer):
     def _enough(self, client: int | None) -> bool:
         if client is not None:
             return False
-        begins, self.begun = not self.begun, True
+        begins = not self.begun
+        self.begun = True
         return not begins

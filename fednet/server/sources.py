@@ -95,8 +95,11 @@ class RealTime:
         phase: tuple[int, Purpose] = (0, "train"),
         again: Callable[[int], bool] = lambda client: False,
     ) -> None:
-        self.clients, self.tasks, self.began = clients, tasks, began
-        self.phase, self.again = phase, again
+        self.clients = clients
+        self.tasks = tasks
+        self.began = began
+        self.phase = phase
+        self.again = again
         self._over: deque[int] = deque()  # clients whose tasks need not be waited for
 
     def given(self, client: int) -> None:
@@ -137,7 +140,8 @@ class RealTime:
         if task is None or not theirs or task.over:
             self.clients.unused(outcome)  # of a task that has ended already
             return None
-        task.reply, task.reason = outcome.reply, outcome.reason
+        task.reply = outcome.reply
+        task.reason = outcome.reason
         return None if self.again(key.client) else key.client
 
 
@@ -151,7 +155,8 @@ class SimulatedTime:
     """
 
     def __init__(self, real: RealTime, end: Callable[[int, int | None], tuple[float, str]]) -> None:
-        self.real, self._end = real, end
+        self.real = real
+        self._end = end
         self.order = Order()
 
     def given(self, client: int) -> None:

@@ -27,9 +27,12 @@ from fednet.server.rounds import Rounds
 
 def finish(rounds: Rounds, command: Sequence[str], switches: JsonMapping) -> Summary:
     """Writes the models; returns the server's part of the summary."""
-    config, progress = rounds.config, rounds.progress
+    config = rounds.config
+    progress = rounds.progress
     evaluator = rounds.evaluator
-    experiment, server, files = rounds.setup.experiment, rounds.carried.server, rounds.records.files
+    experiment = rounds.setup.experiment
+    server = rounds.carried.server
+    files = rounds.records.files
     directory = files.path
     model = evaluator.newest(server)
     check = None
@@ -104,7 +107,8 @@ def provenance(
     """
     import torch
 
-    commit, root = None, Path(__file__).resolve().parents[2]
+    commit = None
+    root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists() and shutil.which("git"):  # else it is an installed package
         words = ["git", "-C", str(root), "rev-parse", "HEAD"]
         asked = reaching(lambda: subprocess.run(words, capture_output=True, text=True, check=False))

@@ -106,7 +106,8 @@ class Trackers:
     """
 
     def __init__(self, config: Config, run: Path, say: Callable[[str], None]) -> None:
-        self._say, whole = say, to_mapping(config)
+        self._say = say
+        whole = to_mapping(config)
         self._all: dict[str, Tracker] = {}
         for name in config.track:
             try:

@@ -160,11 +160,16 @@ class Watch:
         rounds: int,
         keyring: Keyring | None = None,
     ) -> None:
-        self._keyring, self._keys_at = keyring, 0.0
-        self._directory, self._io, self._how, self._rounds = directory, io, how, rounds
+        self._keyring = keyring
+        self._keys_at = 0.0
+        self._directory = directory
+        self._io = io
+        self._how = how
+        self._rounds = rounds
         self.requested: tuple[str, bool] | None = None
         self.completed = 0
-        self._status_at, self._began = 0.0, time.monotonic()
+        self._status_at = 0.0
+        self._began = time.monotonic()
         self._awaiting = 0  # the round before which clients are awaited
         self._told_of: tuple[int, int, str] | None = None  # the exchange of which was told
         self._presses: list[float] = []  # of Ctrl-C
@@ -173,7 +178,8 @@ class Watch:
         """A signal handler for when there is something to save: `check` looks for the request. The
         third Ctrl-C interrupts whatever runs: a user's own part may never return.
         """
-        now, presses = time.monotonic(), self._presses
+        now = time.monotonic()
+        presses = self._presses
         if number == signal.SIGINT and (not presses or now - presses[-1] > TOGETHER_S):
             presses.append(now)
         if len(presses) >= 3:
@@ -191,7 +197,8 @@ class Watch:
             raise Stopped(f"stopped: {why}; continue with --resume.", by_keyboard=by_keyboard)
         if show and now - self._status_at >= 1.0:
             self._status_at = now
-            protocol, who = self._io.protocol, {}
+            protocol = self._io.protocol
+            who = {}
             if self._awaiting:
                 with self._io:
                     here = protocol.roster.present()
@@ -239,7 +246,8 @@ class Watch:
 
     def _tell_waiting(self) -> None:
         """Says for whom the round waits, if these clients are not connected."""
-        protocol, snapshot = self._io.protocol, self._io.snapshot
+        protocol = self._io.protocol
+        snapshot = self._io.snapshot
         exchange = protocol.round, protocol.phase, protocol.purpose
         if self._awaiting or exchange == self._told_of:
             return
@@ -259,7 +267,8 @@ class Watch:
 
     def status(self, state: str, **who: object) -> None:
         """Writes status.json. The snapshot may be older than the run's end."""
-        protocol, snapshot = self._io.protocol, self._io.snapshot
+        protocol = self._io.protocol
+        snapshot = self._io.snapshot
         over = state == "done"
         round = self._awaiting - 1 if self._awaiting else protocol.round
         if state != "running":  # the round that was under way is not over
@@ -308,7 +317,8 @@ class Watch:
         if self._io.inline:
             join_s = None
         until = None if join_s is None else time.monotonic() + join_s
-        said, say_at = "", self._began + 2.0
+        said = ""
+        say_at = self._began + 2.0
         self._awaiting = round
         while self.present(among) < wanted:
             if until is not None and time.monotonic() >= until:
@@ -317,7 +327,8 @@ class Watch:
                 text = self._who_is_there(wanted, among)
                 if text != said:
                     self._how.display.note(with_time(text))
-                said, say_at = text, time.monotonic() + TELL_AGAIN_S
+                said = text
+                say_at = time.monotonic() + TELL_AGAIN_S
             self._io.rest(0.05, lambda: self.present(among) >= wanted)
             self.check()
         self._awaiting = 0
