@@ -44,7 +44,7 @@ class MessageFile:
     """
 
     def __init__(self) -> None:
-        self.rows: list[JsonDict] = []  # that are not in the file
+        self.rows: list[JsonDict] = []  # not in the file yet
         self._file = -1
         self._path = Path()
         self._lock = threading.Lock()

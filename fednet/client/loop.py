@@ -262,7 +262,7 @@ class ClientLoop:
         task that ends the process.
         """
         self._lines.say = say
-        accepted = connected = time.monotonic()  # when it last was
+        accepted = connected = time.monotonic()  # when this process last was
         reported = False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
@@ -427,8 +427,8 @@ class ClientLoop:
         self._lines.add_answer(done)
         self._answered += 1
         if not self._inline and self._answered.bit_count() == 1:
-            # After tasks 1, 2, 4, 8, ...: the first ones find other gaps in the heap than those
-            # that follow, which use the same ones again.
+            # After tasks 1, 2, 4, 8, ...: the first tasks leave memory in the heap that is given
+            # back; later tasks use the same memory again.
             give_back_freed()
         if done.failed is not None:
             failed = done.failed

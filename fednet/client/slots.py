@@ -29,7 +29,7 @@ SPARE = 0.9  # of the memory is used: another client may need more than the firs
 MAX_TASKS = (
     16  # tasks on a device at once: more threads of a Python process only wait for each other
 )
-MEASURED = ("cuda",)  # devices whose memory is
+MEASURED = ("cuda",)  # kinds of devices whose memory is measured
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
@@ -101,7 +101,7 @@ class SlotPool:
             self._may_work.set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._finished = threading.Condition(self._lock)  # all calls are
+        self._finished = threading.Condition(self._lock)  # notified when all calls are done
         self._start_threads()
 
     @property
@@ -151,7 +151,7 @@ class SlotPool:
         self._may_work.set()
         for _ in self._threads:
             self._calls.put(None)
-        # The interpreter must not end under a thread that is within torch.
+        # The interpreter must not end while a thread runs code of torch.
         for thread in self._threads:
             thread.join(10.0)
 
@@ -238,8 +238,8 @@ class SlotPool:
                 device.failures = 0
                 first = not device.measured
                 device.measured = True
-                # What this process has taken so far, with the gaps between allocations: after its
-                # first task, what one client needs.
+                # The memory that this process has reserved at most, with the gaps between
+                # allocations. After its first task this is what one client needs.
                 if first and gpu and (need := torch.cuda.max_memory_reserved(device.name)) > 0:
                     free, total = torch.cuda.mem_get_info(device.name)
                     own = torch.cuda.memory_reserved(device.name)
@@ -253,7 +253,7 @@ class SlotPool:
         forget()  # not within `except`: the exception refers to the task's tensors
         with self._lock:
             device.running -= 1
-            # Of several that ran out together only the first lowers the limit.
+            # If several tasks run out of memory together, only the first lowers the limit.
             if limit > 1 and limit == device.limit:
                 device.limit -= 1
             if gpu:

@@ -211,8 +211,8 @@ class Worker:
             since = now
             step(to, 0, 0)
 
-        # A task that came by reference is of a server in this process. What it gets by reference
-        # has no digest: that would make bytes of it.
+        # A task that came by reference is from a server in this process. A reply that goes back by
+        # reference has no digest: to compute one, its tensors would have to be made into bytes.
         here = isinstance(body, Body)
         if isinstance(body, memoryview) and (check or digest([body])) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
@@ -368,9 +368,9 @@ class Worker:
             found = self.store.load(task.key.client, task.start, task.state)
             return found or Record(), task.start
         except StateAbsent:
-            # What only the last evaluation needs is no reason not to train. Training starts from
-            # the method's state, the client's own buffers, its optimizer's state, or what its
-            # compressed uploads left out.
+            # The client trains all the same if only the last evaluation needs what is lost.
+            # Training needs the method's state, the client's own buffers, its optimizer's state,
+            # and what its compressed uploads left out.
             exp = self.experiment
             if (
                 task.key.purpose != "train"

@@ -247,7 +247,7 @@ class Data:
         return whole.hexdigest()
 
 
-# To copy numbers to a GPU waits for it: they are copied once, not for each client.
+# A copy to a GPU waits for the GPU: the numbers are copied once, not for each client.
 @functools.lru_cache(maxsize=16)
 def _by_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
@@ -375,7 +375,7 @@ def _of_bytes(x: Inputs) -> Iterator[str]:
     for name, part in by_name(x).items():
         if part.dtype != torch.uint8 or not part.numel():
             continue
-        # The first ones tell most of them, without a look at all.
+        # In most inputs the first samples have larger values, so that not all are read.
         two_valued = int(part[:100].max()) <= 1 and int(part.max()) <= 1
         if two_valued or part.ndim == 2:
             what = "no more than 0 and 1" if two_valued else "no images"

@@ -178,7 +178,7 @@ class Round(Row, kw_only=True):
     model_sha256: str | None = None
     tensor_sha256: dict[str, str] | None = None
     clients_sha256: str | None = None
-    evaluated_sha256: str | None = None  # of the model that was judged, where it is another
+    evaluated_sha256: str | None = None  # of the model that was evaluated, where it is another
     algorithm: JsonDict = {}  # what the method reports, and its warnings
 
 

@@ -109,7 +109,7 @@ class Setting:
         with torch.no_grad(), seeds.scope(self.config.seed, "trial"):
             try:
                 made.to(memory_format=last)(one)
-            except Exception:  # a user's own model may raise anything; the trial says it
+            except Exception:  # a user's own model may raise anything; the trial reports it
                 return False
         return True
 

@@ -95,7 +95,7 @@ class KernelSocket:
                 self.over = self._fin or state == _CLOSED
             self._last = (sent - again, received - self._fin)
         except (OSError, struct.error):
-            pass  # it has ended: what was last known stands
+            pass  # it has ended: the last counts are kept
         return self._last
 
     def hang_up(self) -> None:

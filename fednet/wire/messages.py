@@ -17,7 +17,7 @@ from fednet.files import CHECK_BYTES
 PROTOCOL = 1  # its version, which both sides say at the join
 PART = 1 << 20  # bytes of one body frame at most
 WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
-WHOLE = 1 << 62  # in place of it: every payload crosses in one piece, within a process
+WHOLE = 1 << 62  # in place of PART: every payload crosses in one piece, within a process
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 MAX_IDS = 1 << 20  # clients of one process at most
 MIN_BEAT_S = 0.1  # a server that asked for more beats than that would take a client's processor
@@ -29,7 +29,7 @@ SampleCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
 # Of a payload's bytes, by `files.digest`.
 Check = Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES)]
 # What a peer writes is shown on terminals and in logs: nothing of it may move a cursor, begin a
-# line, or turn the direction of what stands beside it. `clean` makes any text such a one.
+# line, or turn the direction of what stands beside it. `clean` replaces such characters.
 _UNSEEN = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\ud800-\udfff"

@@ -241,7 +241,12 @@ def misfit(form: str, value: object) -> str | None:
     try:
         if form in NUMBERS:
             pack_number(form, value)
-    except (struct.error, TypeError, ValueError, RuntimeError):  # as torch, of two elements, has it
+    except (
+        struct.error,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # RuntimeError: of torch, for two elements
         return repr(value) if isinstance(value, Run) else type(value).__name__
     if isinstance(value, Samples):
         arrays = by_name(value.x).values()

@@ -46,10 +46,10 @@ class Rates:
         if nbytes <= 0:
             return 0.0
         laps, rest = divmod(self.bytes(t) + nbytes, self._total)
-        if not rest:  # they end with the lap before
+        if not rest:  # they end exactly with a lap
             laps = laps - 1
             rest = self._total
-        # The first second at whose end so much is through.
+        # The first second by whose end so many bytes have passed.
         whole = int(np.searchsorted(self._sums, rest, side="left")) - 1
         left = rest - float(self._sums[whole])
         done = laps * len(self.mbps) + whole + left / (float(self.mbps[whole]) * BYTES)

@@ -174,12 +174,12 @@ class ZmqServer:
         self._room = max(2, limit - proc.descriptors() - min(RESERVED, limit // 4))
         self._max_each = max_each
         self._serial = itertools.count(1)
-        self._by_descriptor: dict[int, Connection] = {}  # those that stand
-        self._by_routing_id: dict[bytes, Connection] = {}  # those that sent a message
+        self._by_descriptor: dict[int, Connection] = {}  # the open connections
+        self._by_routing_id: dict[bytes, Connection] = {}  # those from which a message came
         self._strangers: dict[int, Connection] = {}  # by serial
         self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
         self._ended: list[Connection] = []  # what they had sent may still be unread
-        self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
+        self._leaving: set[int] = set()  # serials of closed connections that libzmq still has
         self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
         self._kept = 0  # those with a second descriptor
         self._past: dict[bytes | int, tuple[int, int]] = {}
@@ -217,7 +217,7 @@ class ZmqServer:
         if not later:
             self.listen()
             return
-        # Takes the port, so that no other process can, and lets nobody connect to it.
+        # Reserves the port: no other process can take it, and no client can connect to it yet.
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
         if host == "*":  # every address of this machine, in the form that `reached_at` knows
             host = "0.0.0.0"
@@ -322,7 +322,7 @@ class ZmqServer:
         if self._closed:
             return
         self._closed = True
-        self.on_refused = None  # it leads to the parts of a server, and this may outlive them
+        self.on_refused = None  # it refers to parts of the server, which this object may outlive
         if self._held is not None:
             self._held.close()
         until = time.monotonic() + linger_s
@@ -405,7 +405,7 @@ class ZmqServer:
             # An older connection's last message was taken for this one's.
             self._by_routing_id.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
-            # what waits there is for that one; this one's own would wait behind it for ever
+            # Its messages wait there. Those for this connection would wait behind them for ever.
             link.queue.clear()
             events.append(Closed(link.conn))
         link.conn = conn
@@ -566,7 +566,8 @@ class ZmqServer:
             counts = link.kernel.close()
             link.kernel = None
         if counts is not None:
-            # Kept apart only where nobody hears of the end any more: connections may be very many.
+            # Connections may be very many. Each one's counts are kept only after `close`, when no
+            # event reports its end.
             name: bytes | int = 0
             if self._closed:
                 name = link.conn or link.serial

@@ -54,7 +54,8 @@ class PowerSGD(Reduce):
     def reduce(
         self, x: Floats, rng: np.random.Generator, memory: Memory | None
     ) -> tuple[bytes, Floats]:
-        # A product may hide what is not finite: it is sent, and refused there.
+        # A product may hide values that are not finite. Then NaN is sent, so that the receiver
+        # refuses the message.
         if not bool(np.isfinite(x).all()):
             return b"", np.full(self.count(x.size), np.nan, dtype=np.float32)
         warm = None if memory is None else memory.get("q")

@@ -59,7 +59,7 @@ class TopK(Select):
         return values_of(self.share, n)
 
     def select(self, x: Floats) -> Indices:
-        # What is not finite is sent, and refused there.
+        # A value that is not finite is sent, so that the receiver refuses the message.
         return smallest(-np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf), self.count(x.size))
 
 
@@ -161,7 +161,8 @@ class RandK(Reduce):
     ) -> tuple[bytes, Floats]:
         seed = int(rng.integers(0, 2**63)).to_bytes(SEED, "little")
         kept = x[self._chosen(seed, x.size)]
-        # What is not finite may be among what is not chosen: it is sent, and refused there.
+        # A value that is not finite may not be among those chosen. Then NaN is sent, so that the
+        # receiver refuses the message.
         return seed, kept if bool(np.isfinite(x).all()) else np.full_like(kept, np.nan)
 
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:

@@ -116,7 +116,7 @@ class Blocks(Values):
         rows.reshape(-1)[:n] = x
         largest = np.abs(rows).max(axis=1, initial=0.0)
         m = np.float32(largest.max(initial=0.0))
-        if not np.isfinite(m):  # what is read with such a scale is not finite either
+        if not np.isfinite(m):  # then no value decoded with it is finite
             rows[:] = 0
             largest[:] = 0
         ratio = largest / m if np.isfinite(m) and m > 0 else largest
@@ -199,7 +199,7 @@ class Qsgd(Values):
         n = x.size
         rows = np.zeros((_buckets(n), BUCKET), dtype=np.float32)
         rows.reshape(-1)[:n] = x
-        # NaN or infinite where a value is: what is read with such a scale is not finite either
+        # not finite if a value is not: then no value decoded with it is finite
         m = np.abs(rows).max(axis=1)
         rows[~np.isfinite(m)] = 0
         level = (
