@@ -99,11 +99,15 @@ def sensors(seed, *, people: int = 12, windows: int = 60):
     """
     draw = np.random.default_rng(seed)
     posture = np.array([[1, 0, 0], [0.7, 0.7, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0.2], [0, 1, 0.1]])
-    pace, effort = np.array([0, 0, 0, 1.8, 1.5, 2.9]), np.array([0, 0, 0, 0.3, 0.4, 0.9])
+    pace = np.array([0, 0, 0, 1.8, 1.5, 2.9])
+    effort = np.array([0, 0, 0, 0.3, 0.4, 0.9])
     seconds = np.arange(64) / 32
-    x, y, owner = [], [], []
+    x = []
+    y = []
+    owner = []
     for person in range(people):
-        tilt, vigour = draw.normal(0, 0.15, 3), draw.uniform(0.7, 1.3)
+        tilt = draw.normal(0, 0.15, 3)
+        vigour = draw.uniform(0.7, 1.3)
         for activity in draw.integers(0, len(ACTIVITIES), windows):
             swing = (
                 vigour

@@ -148,7 +148,8 @@ def near(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
 
 def first(methods: Mapping[str, Sequence[JsonMapping]]) -> str:
     """Who is best in the paper and who is here, and of how many methods."""
-    better, found = sign(methods), both(methods)
+    better = sign(methods)
+    found = both(methods)
     printed = {m: better * paper for m, (paper, _) in found.items()}
     ours = {m: better * v for m, (_, v) in found.items() if v is not None}
     theirs = ", ".join(m for m, v in printed.items() if v == max(printed.values()))
@@ -262,7 +263,8 @@ def counted(rows: Sequence[Row]) -> tuple[Counts, Counts]:
     if all(len(c) < 2 for c in columns):
         columns = [[runs for c in columns for runs in c]]
         own = None
-    ours, others = Counts(), Counts()
+    ours = Counts()
+    others = Counts()
     for methods in columns:
         for a, b in itertools.combinations(methods, 2):
             if None in (a[0]["paper"], b[0]["paper"]) or a[0]["paper"] == b[0]["paper"]:
@@ -320,7 +322,9 @@ def contrasted(
     standard deviation over seeds; and the rows that it was computed from. claims.yaml explains a
     contrast.
     """
-    counts, texts, used = Counts(), list[str](), list[Row]()
+    counts = Counts()
+    texts = list[str]()
+    used = list[Row]()
     for contrast in contrasts:
         measure = str(contrast.get("measure", "ours"))
         found = []

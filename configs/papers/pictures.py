@@ -235,7 +235,8 @@ def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     x, y = found.test
     if not found.classes or y.ndim != 1:
         return None
-    shape, seed = found.input_shape, settings.seed
+    shape = found.input_shape
+    seed = settings.seed
     total = torch.bincount(y, minlength=found.classes)
     rows = []
     for client in sorted(files):

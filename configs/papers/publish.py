@@ -132,7 +132,8 @@ def keep(name: str, scale: str, out: Path, folder: Path) -> None:
         else:
             kept[results.run_of(r)] = None
     for suffix, columns in (("", results.FIXED), ("-curves", results.CURVE)):
-        source, target = out / f"{own}{suffix}.csv", books / f"{own}{suffix}.csv"
+        source = out / f"{own}{suffix}.csv"
+        target = books / f"{own}{suffix}.csv"
         if source.exists():
             new = []
             for r in results.read_csv(source):
@@ -229,7 +230,8 @@ def remarks(folder: Path) -> JsonDict:
 # -- RESULTS.md ------------------------------------------------------------------------------------
 def results_page(folder: Path) -> str:
     """RESULTS.md; draws the pictures of curves and sweeps."""
-    books, notes = folder / "results", remarks(folder)
+    books = folder / "results"
+    notes = remarks(folder)
     parts = [
         "# The papers' tables, run",
         "",
@@ -457,7 +459,8 @@ def gallery_page(folder: Path) -> str:
 
 def _count(verdicts: Sequence[str], word: str) -> str:
     """Returns how many claims have this verdict: "3, 2 of them at mini scale"."""
-    full, small = verdicts.count(word), verdicts.count(f"{word}{SMALL}")
+    full = verdicts.count(word)
+    small = verdicts.count(f"{word}{SMALL}")
     if full and small:
         return f"{full + small}, {small} of them{SMALL}"
     if small:
@@ -470,10 +473,13 @@ def _claim(claim: JsonMapping, books: Path) -> tuple[str, str]:
     and what is open.
     """
     name = str(claim["table"])
-    ran, found = [], []
-    word, at = "inconclusive", ""
+    ran = []
+    found = []
+    word = "inconclusive"
+    at = ""
     if "ran" in claim:  # without runs
-        ran, word = [str(claim["ran"])], str(claim["verdict"])
+        ran = [str(claim["ran"])]
+        word = str(claim["verdict"])
     for scale, rows in _done(name, books).items() if "ran" not in claim else ():
         if "contrasts" in claim:
             counts, texts, rows = order.contrasted(rows, claim["contrasts"])
@@ -490,7 +496,8 @@ def _claim(claim: JsonMapping, books: Path) -> tuple[str, str]:
         ran.append(_ran(scale, rows))
         found.append(f"{capitalized(scale)}: {said}.")
         if word == "inconclusive" and counts.word != word:
-            word, at = counts.word, SMALL if scale == "mini" else ""
+            word = counts.word
+            at = SMALL if scale == "mini" else ""
     anchor = name.replace("/", "").lower()
     line = (
         f"| {str(claim['says']).strip()} [{name.partition('/')[2]}](RESULTS.md#{anchor}) "
@@ -514,7 +521,8 @@ def _ran(scale: str, rows: Sequence[Row]) -> str:
         for methods in rendering.group_by_column(rows).values()
         for runs in methods.values()
     ]
-    least, most = min(many), max(many)
+    least = min(many)
+    most = max(many)
     seeds = f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
     devices = {str(r["device"]).partition(":")[0] for r in rows if r["device"]}
     return f"{scale}: {datasets}, {seeds}, {' and '.join(HARDWARE[d] for d in sorted(devices))}"

@@ -546,5 +546,8 @@ def _contents_of(payloads: Sequence[type[Payload]], part: str) -> str:
     declared = [item for payload in payloads for item in payload.fields.items()]
     tensors = sum(field.form in ("tensors", "parameters") for _, field in declared)
     others = [n for n, field in declared if field.form not in ("tensors", "parameters", "run")]
-    weights = [f"{tensors if tensors > 1 else ''}|{part}|"] if tensors else []
-    return " + ".join([*weights, *dict.fromkeys(others)]) or "0"
+    listed = list(dict.fromkeys(others))
+    if tensors:
+        many = str(tensors) if tensors > 1 else ""
+        listed.insert(0, f"{many}|{part}|")
+    return " + ".join(listed) or "0"

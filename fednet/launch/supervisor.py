@@ -295,8 +295,12 @@ class Supervisor:
         deaths of a worker that a signal ended while it was at a task, by task
         (`protocol.tasks.DEATHS`). All others are counted here.
         """
-        self.deaths += status > 0 or not worker.ready
-        self.unready = 0 if worker.ready or status < 0 else self.unready + 1
+        if status > 0 or not worker.ready:
+            self.deaths += 1
+        if worker.ready or status < 0:
+            self.unready = 0
+        else:
+            self.unready += 1
         if self.deaths > DEATHS or self.unready >= UNREADY * len(self.places):
             how = f"with status {status}" if status > 0 else f"by {signal_name(-status)}"
             raise CannotGoOn(

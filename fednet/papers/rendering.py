@@ -128,7 +128,10 @@ def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...
 def spread(rows: Sequence[JsonMapping], key: str, digits: int = 2) -> str:
     m = mean(rows, key)
     s = deviation(rows, key)
-    return "" if m is None else f"{m:.{digits}f}" + ("" if s is None else f" ± {s:.{digits}f}")
+    if m is None:
+        return ""
+    text = f"{m:.{digits}f}"
+    return text if s is None else f"{text} ± {s:.{digits}f}"
 
 
 def reading(rows: Sequence[JsonMapping], key: str, measure: str) -> str:

@@ -47,7 +47,8 @@ def cost(config: Config, name: str) -> dict[str, tuple[int, bool]]:
             bounds = method.sizes(payload, facts) if known else {}
             for field, about in payload.fields.items():
                 size += codec.size_of(about.kind, about.form, bounds.get(field))[1]
-                is_open |= about.form in OPEN and not known
+                if about.form in OPEN and not known:
+                    is_open = True
         found[direction] = size, is_open
     return found
 

@@ -315,7 +315,8 @@ class Keyring:
         # go unseen, so a directory that changed just now is read once more next time.
         settled = time.time_ns() - now.st_mtime_ns > 50_000_000
         self._read_at = mark if settled else None
-        self.version += first or self._speakers != before
+        if first or self._speakers != before:
+            self.version += 1
 
     def allows(self, user: str) -> bool:
         """Whether `user`, a public key, may connect at all: whether it may speak for anybody."""

@@ -25,7 +25,9 @@ def identify(node: int) -> None:
     """Say who sends the messages that are made from now on."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, node
+    TaskIdentity.task_id = 1
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = node
 
 
 def seed(number: int) -> None:
