@@ -83,7 +83,10 @@ def abc_loss(
     not_q = F.softplus(-z)
     not_p = F.softplus(z)
     if g:
-        not_q, not_p = torch.exp(-g * not_p) * not_q, torch.exp(-g * not_q) * not_p
+        focal_q = torch.exp(-g * not_p)
+        focal_p = torch.exp(-g * not_q)
+        not_q = focal_q * not_q
+        not_p = focal_p * not_p
     total = (torch.where(positive, not_q, not_p) * kept).sum()
     if c.norm == "kept":
         return total / kept.sum().clamp(min=1)

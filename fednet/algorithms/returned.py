@@ -57,9 +57,12 @@ def _pair(method: Any, given: Arguments, found: object) -> str | None:
         sent = value.layout.parameters.names
         expected = shared.parameters.names
         lacks = [n for n in expected if n not in sent] or [n for n in sent if n not in expected]
+        difference = ", ".join(lacks[:3]) or "in shapes"
+        if len(lacks) > 3:
+            difference += ", ..."
         return (
             f"the tensors that are sent (host.shared) as {type(up).__qualname__}.{name}; the "
-            f"difference is {', '.join(lacks[:3]) or 'in shapes'}{', ...' * (len(lacks) > 3)}"
+            f"difference is {difference}"
         )
     return None
 

@@ -230,7 +230,8 @@ class Plan:
         hooks = first.hooks
 
         def flat(which: Callable[[Descent], Tensors | None]) -> list[torch.Tensor] | None:
-            given = [(row, x) for row in rows if (x := which(row)) is not None]
+            each = [(row, which(row)) for row in rows]
+            given = [(row, x) for row, x in each if x is not None]
             if not given:
                 return None
             views = zip(*(row.scratch.views(x, row.trained) for row, x in given))
