@@ -73,10 +73,10 @@ def evaluate_in_own_task(
         return found
     personal = method.personal_model(state, whole, host)
     found["personal"] = host.evaluate(personal)
-    if task.judge and balanced is not None:
+    if task.evaluates and balanced is not None:
         # Drift: the same personal model on a balanced test set of all.
         found["balanced"] = host.evaluate(personal, balanced())
-    if task.judge and section.finetune:
+    if task.evaluates and section.finetune:
         # A personal model other than the local one is tuned itself.
         if isinstance(personal, Tensors) and personal is not whole:
             personal = host.train(personal).x

@@ -322,7 +322,7 @@ class Worker:
                     sent = encoded.body
                     if self._checked:
                         sent = sent.copied()
-                    if task.judge and main:
+                    if task.evaluates and main:
                         turn("evaluating")
                         found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
                         evaluated = exp.up.encode(evaluation.reply(exp, found))

@@ -590,5 +590,5 @@ class ClientProtocol:
 
 def _same(a: m.Task, b: m.Task) -> bool:
     """Whether a reply to one task answers the other."""
-    names = ("check", "form", "start", "enrol", "judge")
+    names = ("check", "form", "start", "enrol", "evaluates")
     return not a.faults and all(getattr(a, name) == getattr(b, name) for name in names)

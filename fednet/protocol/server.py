@@ -95,9 +95,9 @@ class ServerProtocol:
         no_key: Callable[[int], str] = lambda client: "",
         # the name of its site, "" where it has none
         site_name: Callable[[int], str] = lambda client: "",
-        # (key, form, judge): raises RemoteProtocolError for a reply that is not of the form and
-        # size that the method declares; judge: with the evaluation within the task
-        declared: Callable[[Key, Sequence[Field], bool], None] = lambda key, form, judge: None,
+        # (key, form, evaluates): raises RemoteProtocolError for a reply that is not of the form and
+        # size that the method declares; evaluates: with the evaluation within the task
+        declared: Callable[[Key, Sequence[Field], bool], None] = lambda key, form, evaluates: None,
         rules: Rules | None = None,  # until a phase gives its own
         part: int = m.PART,  # bytes of a payload's parts, but the last
         class_names: str = "",
@@ -704,7 +704,7 @@ class ServerProtocol:
         try:
             if not agrees:
                 raise RemoteProtocolError("reply: announced sizes do not agree")
-            self._declared(key, reply.form, t.spec.judge)
+            self._declared(key, reply.form, t.spec.evaluates)
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"

@@ -63,7 +63,7 @@ class TaskSpec(msgspec.Struct):
     """The version of the client's state that the last checkpoint names."""
     enrol: int = 0
     """How many leading fields of the form are the client's enrolment."""
-    judge: bool = False
+    evaluates: bool = False
     """Whether the client evaluates within the task."""
     faults: Sequence[Fault] = ()
     """Planned faults of the first hand-out."""
@@ -161,7 +161,7 @@ def message_of(
         start=spec.start,
         state=spec.state,
         enrol=spec.enrol,
-        judge=spec.judge,
+        evaluates=spec.evaluates,
         keep=keep,
         deadline_s=deadline_s,
         faults=list(faults),

@@ -98,7 +98,7 @@ class Aggregation:
                 if isinstance(value.x, torch.Tensor) and value.x.dim() == 4:
                     self.condensed[client] = value
             if self._accumulator is not None:
-                self._accumulator = self._added(self._accumulator, client, up)
+                self._accumulator = self._accumulate(self._accumulator, client, up)
         except Exception as broken:
             self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
 
@@ -204,7 +204,7 @@ class Aggregation:
         declared = self._clients.sizes.sites.declared.get(client)
         return up if declared is None else at_most(up, declared)
 
-    def _added(self, accumulator: State, client: int, up: Payload) -> State:
+    def _accumulate(self, accumulator: State, client: int, up: Payload) -> State:
         for guard in self._changing:
             up = guard.change(client, up)
         self.host.staleness = self.exchange.asked[client].staleness or 0
@@ -222,7 +222,7 @@ class Aggregation:
             accumulator = self._start()
             for client in clients:
                 try:
-                    accumulator = self._added(accumulator, client, self._read(client))
+                    accumulator = self._accumulate(accumulator, client, self._read(client))
                 except Exception as broken:
                     return None, f"its reply could not be aggregated: {_theirs(broken)}", client
         try:

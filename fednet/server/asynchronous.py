@@ -75,7 +75,7 @@ class Updates(Rounds):
         return True
 
     def close(self) -> OpenRound:
-        round = self._made()
+        round = self._make_update()
         self._save_tasks()
         self.progress.at = self.schedule.at
         return round
@@ -218,7 +218,7 @@ class Updates(Rounds):
         if self.faults.replay is not None and (client, task.spec.round) not in self._counted:
             task.reason = "not counted"  # the record says when it ended
         else:
-            self.source.given(client)
+            self.source.expect(client)
 
     def take(self, event: Event) -> None:
         """What follows from an event: a task has ended, or the second of the schedule has come."""
@@ -256,7 +256,7 @@ class Updates(Rounds):
         return self.exchanges.end_on(task, 0, task.at, up, task.reason)
 
     # -- an update ---------------------------------------------------------------------------------
-    def _made(self) -> OpenRound:
+    def _make_update(self) -> OpenRound:
         """Aggregates what came, as a round does with its replies."""
         came = self.schedule.came
         at = self.schedule.at
@@ -272,7 +272,7 @@ class Updates(Rounds):
             task.staleness = number - came[client]
         exchange.restarted = self.restarted
         self.restarted = []
-        round = OpenRound.begun(exchange)
+        round = OpenRound.of(exchange)
         record = round.record
         record.selected = self.given
         here = self.conditions.world.here(self._second)
@@ -300,8 +300,8 @@ class Record:
         self._real = real
         self._here: set[int] = set()  # clients whose tasks have ended
 
-    def given(self, client: int) -> None:
-        self._real.given(client)
+    def expect(self, client: int) -> None:
+        self._real.expect(client)
 
     def next(self, wakes: float) -> Event:
         row = self._replay.rounds[self._schedule.round]
@@ -317,7 +317,7 @@ class Record:
         client = left[0]
         task = tasks[left[0]]
         while client not in self._here:
-            ended = real.ended(POLL_S)
+            ended = real.next_ended(POLL_S)
             if ended is not None:
                 self._here.add(ended)
             real.clients.watch.check()

@@ -151,7 +151,7 @@ class Checkpoints:
             self._known = {id(value): (value, row) for row, value in by_row.items()}
         return state, progress, residuals
 
-    def sent(self, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
+    def load_sent(self, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
         """What went down with these tasks, by name. Raises StateError as `load` does."""
         files = read_manifest(self.folder)[1]
         found: dict[str, State] = {}

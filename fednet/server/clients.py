@@ -34,8 +34,8 @@ from fednet.protocol.workers import Sites
 from fednet.records import reading
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
-from fednet.server.growth import grown, with_clients
-from fednet.server.inbox import Inbox, ReceivedReply, Sent, declared, decoder
+from fednet.server.growth import grow_state, with_clients
+from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
 from fednet.server.records import Records
 from fednet.server.watch import Hosting, Watch
@@ -83,7 +83,7 @@ class Clients:
     watch: Watch
     """Looks for a request to stop while they are waited for, and says who is ready."""
     sizes: DataSizes
-    sent: Sent
+    sent: SentModels
     """What they were sent, with which their replies are decoded."""
     alone: bool = False
     """See `Endpoint`."""
@@ -133,19 +133,19 @@ class Clients:
     def discard(self) -> None:
         """Nobody waits any more for what is over until now."""
         while self.io.outcomes:
-            self.unused(self.io.outcomes.popleft())
+            self.leave_out(self.io.outcomes.popleft())
 
-    def unused(self, outcome: Outcome) -> None:
+    def leave_out(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
         if outcome.reply is not None:
             outcome.reply.let_go()
             self.verdict([(outcome.key, LEFT_OUT, None)])
 
     # -- their replies -----------------------------------------------------------------------------
-    def found(self, round: int, index: int) -> dict[int, ReceivedReply]:
+    def earlier_replies(self, round: int, index: int) -> dict[int, ReceivedReply]:
         """The replies to an exchange that earlier servers accepted, by client."""
         with self.io as io:
-            return io.inbox.found(round, index)
+            return io.inbox.earlier_replies(round, index)
 
     def verdict(self, replies: list[tuple[Key, str, int | None]]) -> None:
         """Records which accepted replies were useful, see `Verdict`."""
@@ -153,25 +153,25 @@ class Clients:
             with self.io as io:
                 io.journal.note(Verdict(replies))
 
-    def revoke(self, key: Key) -> None:
+    def withdraw(self, key: Key) -> None:
         """The reply turned out to be unusable: the next server asks for it again."""
         with self.io as io:
-            io.inbox.revoke(key)
+            io.inbox.withdraw(key)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Inside, nothing is taken in."""
         with self.io:
             yield
 
     # -- who is there ------------------------------------------------------------------------------
-    def joined(self) -> frozenset[int]:
+    def connected_ids(self) -> frozenset[int]:
         """The ids whose process is connected, ready or not."""
         with self.io as io:
             workers = io.protocol.roster.workers.values()
             return frozenset[int]().union(*(worker.ids for worker in workers if worker.here))
 
-    def wanted(self) -> int:
+    def clients_wanted(self) -> int:
         """How many clients the run has with those that ask to join it."""
         with self.io as io:
             return io.protocol.clients_wanted()
@@ -181,12 +181,12 @@ class Clients:
         cannot are told why. server: the state after this round.
         """
         before = config.clients
-        now = self.wanted()
+        now = self.clients_wanted()
         if now == before:
             return before
         try:
             more = with_clients(config, now)
-            grown(more, make_method(more), server, before)
+            grow_state(more, make_method(more), server, before)
         except ConfigError as wrong:
             self.turn_away(without_paths(str(wrong)))
             return before
@@ -197,7 +197,7 @@ class Clients:
         ids follow without a gap, so one that nobody hosts keeps out those after it. added: their
         ids.
         """
-        here = self.joined()
+        here = self.connected_ids()
         return next((client for client in added if client not in here), added.stop)
 
     def turn_away(self, reason: str) -> None:
@@ -227,7 +227,7 @@ class Clients:
             for conn, worker in io.protocol.roster.by_conn.items():
                 io.link.settle_counted(conn, round=round, worker=worker.name)
 
-    def written(self) -> tuple[int, int]:
+    def journal_position(self) -> tuple[int, int]:
         """(generation, bytes) of the journal's file, when all until now is on disk."""
         with self.io as io:
             return io.journal.position
@@ -239,7 +239,7 @@ class Clients:
 
 
 # -- building --------------------------------------------------------------------------------------
-def connected(
+def connect_clients(
     experiment: Experiment,
     records: Records,
     endpoint: Endpoint,
@@ -253,7 +253,7 @@ def connected(
     """
     config = experiment.config
     files = records.files
-    protocol = made_protocol(experiment, records, endpoint)
+    protocol = make_protocol(experiment, records, endpoint)
     protocol.sites.recall(reading.events(files.path, "declared"))
 
     def note(event: str, fields: JsonMapping) -> None:
@@ -264,7 +264,7 @@ def connected(
     events = Events(note, how.display.note, endpoint.alone)
     endpoint.announce(events, records.incarnation)
     sizes = DataSizes(experiment, protocol.sites)
-    sent = Sent()
+    sent = SentModels()
     inbox = Inbox(
         files.path / "checkpoint",
         records.journal,
@@ -285,7 +285,7 @@ def connected(
     return Clients(io, protocol.rules, watch, sizes, sent, endpoint.alone, endpoint.wide)
 
 
-def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:
+def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:
     """Raises ConfigError where `model.sha256` names another model."""
     if experiment.hollow:
         raise ConfigError(
@@ -315,7 +315,7 @@ def made_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         key_refusal=(lambda user, client: "") if keyring is None else keyring.refusal,
         site_name=(lambda client: "") if keyring is None else keyring.name,
         no_key=(lambda client: "") if keyring is None else keyring.lacking,
-        declared=declared(experiment),
+        declared=form_check(experiment),
         rules=patience(config, endpoint.pump is not None, endpoint.wide),
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
         open=config.round.open if endpoint.alone else None,

@@ -36,6 +36,9 @@ class Engine(Protocol):
     def close(self) -> OpenRound | None:
         """Returns the round; None where another exchange of it is open now."""
 
+    def admit(self, round: OpenRound) -> None:
+        """Decides which clients join the run after this round."""
+
     def may_open_early(self, round: OpenRound) -> bool:
         """Whether the next round may begin before this one is evaluated and recorded."""
 
@@ -55,6 +58,7 @@ def drive(engine: Engine) -> None:
         while round is None:
             collect(engine.schedule, engine.source, engine.take)
             round = engine.close()
+        engine.admit(round)
         early = engine.may_open_early(round)
         if early:
             engine.open(round)

@@ -24,7 +24,7 @@ from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
 from fednet.server.exchange import OpenRound, RunState
-from fednet.server.guards import lowered, share_of_one
+from fednet.server.guards import lower_counts, share_of_one
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts
@@ -119,14 +119,14 @@ class Evaluator:
         may_train = {c: found for c, found in round.evaluated.items() if c not in left_out}
         names = set[str]()  # of the models that were evaluated
         if may_train:
-            found = pooled(may_train, self.largest_share(may_train))
+            found = pool_by_model(may_train, self.largest_share(may_train))
             names |= found.keys()
             if has_accuracy(self.host.task):
                 record.client_accuracy = {name: accuracy for name, (accuracy, _) in found.items()}
             measured = {name: self.metrics_of(counts) for name, (_, counts) in found.items()}
             record.client_metrics = measured if any(measured.values()) else None
         if left_out:
-            found = pooled(left_out, self.largest_share(left_out))
+            found = pool_by_model(left_out, self.largest_share(left_out))
             names |= found.keys()
             if has_accuracy(self.host.task):
                 record.held_out = {name: accuracy for name, (accuracy, _) in found.items()}
@@ -260,7 +260,7 @@ class Evaluator:
                 row.held_out = client in left_out or None
                 lines.append(row.line())
         may_train = {c: found for c, found in evaluated.items() if c not in left_out}
-        found = pooled(may_train, self.largest_share(may_train))
+        found = pool_by_model(may_train, self.largest_share(may_train))
         if section.metrics:
             by_model = {
                 name: counts.metrics(section.metrics) for name, (_, counts) in found.items()
@@ -366,7 +366,7 @@ class Evaluator:
 
 
 # -- counts of many clients ------------------------------------------------------------------------
-def pooled(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, Counts]]:
+def pool_by_model(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, Counts]]:
     """By model that was evaluated: the accuracy over all test samples of the clients (not a mean of
     accuracies), and the sums of their losses and further counts. share: see `largest_share`; a
     client that would have more counts for fewer samples.
@@ -379,7 +379,7 @@ def pooled(evaluated: Evaluated, share: float | None) -> dict[str, tuple[float, 
     for name, clients in by_name.items():
         weights = {c: counts.n for c, counts in clients.items()}
         if share is not None:
-            weights |= lowered(weights, share)
+            weights |= lower_counts(weights, share)
         right = 0.0
         loss = 0.0
         n = 0

@@ -148,7 +148,7 @@ class Events:
     # -- sites -------------------------------------------------------------------------------------
     def _tell_site(self, event: str, fields: JsonMapping) -> None:
         clients = fields["clients"]
-        text = f"{named(fields)}: {fields.get('why') or SITES[event]}"
+        text = f"{subject_of(fields)}: {fields.get('why') or SITES[event]}"
         log.info("%s", text)
         show = self._alone or event not in COMING or not self._away.isdisjoint(clients)
         if event == "away":
@@ -192,7 +192,7 @@ class Events:
         cause.told = cause.count
 
 
-def named(fields: JsonMapping) -> str:
+def subject_of(fields: JsonMapping) -> str:
     """Returns whom the fields of an event are about: `client(s) 0-4 on site-a, process 4711`."""
     who = f"client(s) {as_text(fields['clients'])}"
     if fields.get("site"):
@@ -209,7 +209,7 @@ def refused_peer(fields: JsonMapping) -> str:
     without the port and the process id, which are others at each try.
     """
     if fields.get("clients"):
-        return named({**fields, "pid": 0})
+        return subject_of({**fields, "pid": 0})
     if fields.get("host"):
         return f"a client process on {fields['host']}"
     address = str(fields.get("address") or "")

@@ -66,7 +66,7 @@ class OpenExchange:
     """Replies that earlier servers received, by client."""
     encoding: float = 0.0
     """In seconds."""
-    judge: bool = False
+    evaluates: bool = False
     """See `TaskSpec`."""
     restarted: list[int] = field(default_factory=list)
     """Clients that had lost their state, and were asked again from an initial one."""
@@ -128,7 +128,7 @@ class OpenRound:
     """Whether it is void because of what a client has sent that nobody knows."""
 
     @classmethod
-    def begun(cls, first: OpenExchange) -> OpenRound:
+    def of(cls, first: OpenExchange) -> OpenRound:
         """A round whose first exchange is open."""
         record = records.Round(round=first.round, selected=list(first.cohort))
         return cls(first.round, first.before, first.before, first.opened, first, first, record)

@@ -89,7 +89,7 @@ class Exchanges:
         source = self._source(exchange)
         # Replies that an earlier server received, in the order in which they came, are the first.
         for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
-            source.given(client)
+            source.expect(client)
         if isinstance(source, RealTime):  # nobody else is asked where the exchange closes by these
             while (over := source.over()) is not None:
                 self.take(exchange, Event(0.0, over, exchange.asked[over].reason))
@@ -113,8 +113,8 @@ class Exchanges:
             round, index, "train", tuple(cohort), before, residuals, opened, at, schedule=schedule
         )
         if config.evaluate.clients == "auto" and index == self.method.main_exchange:
-            exchange.judge = evaluation_due(config, round)
-        exchange.found = self.clients.found(round, index)
+            exchange.evaluates = evaluation_due(config, round)
+        exchange.found = self.clients.earlier_replies(round, index)
         return exchange
 
     def deadline_s(self) -> float | None:
@@ -147,7 +147,7 @@ class Exchanges:
             spec.form = encoded.form
             spec.body = encoded.body
             spec.cost = self._cost(client, method.main_exchange)
-            spec.judge = exchange.judge
+            spec.evaluates = exchange.evaluates
             if exp.base_comes and not spec.start:
                 asked.spec = with_base(exp, spec, exchange.based)
             elif exp.base_comes:
@@ -203,7 +203,7 @@ class Exchanges:
         if (weights := weights_of(down)) is not None:
             self.clients.sent[client] = weights
         spec.cost = self._cost(client, index)
-        spec.judge = exchange.judge
+        spec.evaluates = exchange.evaluates
         spec.bound = self.method.exchanges[index].summation.bound
         if exp.base_comes and (index or spec.start):
             spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
@@ -365,7 +365,7 @@ class Exchanges:
         """
         if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
             return False
-        with self.clients.paused():  # replies are decoded with them
+        with self.clients.pause():  # replies are decoded with them
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
         reason = reason.removeprefix(STATE_LOST)
@@ -406,7 +406,7 @@ class Exchanges:
         asked.reason = f"refused: {reason}"
         self._note_dropped(exchange, client)
         if asked.reply is not None:
-            self.clients.revoke(asked.reply.message.key)
+            self.clients.withdraw(asked.reply.message.key)
         self.may_stop(exchange.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:
@@ -483,7 +483,7 @@ class Exchanges:
         index = len(self.method.exchanges)
         exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
         exchange.last = (down, encoded, encoded.body.check())
-        exchange.judge = final
+        exchange.evaluates = final
         exchange.schedule = Cohort(clients)
         for client in clients:
             self.ask(exchange, client)

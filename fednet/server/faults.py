@@ -108,7 +108,7 @@ class Replay:
                 )
         return cls({row["round"]: row for row in rows})
 
-    def selected(self, round: int) -> list[int]:
+    def selected_clients(self, round: int) -> list[int]:
         """Returns the clients that were asked."""
         return list(self.rounds[round]["selected"])
 
@@ -154,7 +154,7 @@ class Faults:
         found = dict[str, float]()
         if exchange in (None, self._usual):
             for kind in KINDS:
-                if kind != "server_crash" and self._drawn(kind, round, client):
+                if kind != "server_crash" and self._is_drawn(kind, round, client):
                     found[kind] = AMOUNTS.get(kind, 0.0)
         for planned in self.config.faults.schedule:
             where = self._usual if planned.exchange is None else planned.exchange
@@ -185,7 +185,7 @@ class Faults:
             )
         return self._away[round, client]
 
-    def _drawn(self, kind: str, round: int, client: int) -> bool:
+    def _is_drawn(self, kind: str, round: int, client: int) -> bool:
         rate = self.config.faults.random.get(kind, 0.0)
         if rate <= 0:
             return False
@@ -237,7 +237,7 @@ class Faults:
             return
         crashes = [f for f in self.config.faults.schedule if f.kind == "server_crash"]
         points = [str(crash.at) for crash in crashes if crash.round == round]
-        if self._drawn("server_crash", round, -1):
+        if self._is_drawn("server_crash", round, -1):
             rng = seeds.rng(self.config.seed, "fault/point", round)
             points.append(POINTS[int(rng.integers(len(POINTS)))])
         if point in points:

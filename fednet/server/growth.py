@@ -35,7 +35,7 @@ def with_clients(config: Config, clients: int) -> Config:
     return configuration.from_mapping({**configuration.to_mapping(config), "clients": clients})
 
 
-def grown(config: Config, method: Algorithm, server: State, before: int) -> State:
+def grow_state(config: Config, method: Algorithm, server: State, before: int) -> State:
     """Returns the server's state for the clients that the run has now. before: how many it had.
     Raises ConfigError where the others cannot join.
     """

@@ -26,7 +26,7 @@ from fednet.wire.payload import Payload, run_of, tensors_of
 
 if TYPE_CHECKING:
     from fednet.server.exchange import OpenExchange
-    from fednet.server.inbox import Sent
+    from fednet.server.inbox import SentModels
     from fednet.server.setup import Setup
 
 OUTLIER = 1e3
@@ -81,7 +81,7 @@ def having(guards: Sequence[Guard], method: str) -> list[Guard]:
 
 
 def guards_of(
-    setup: Setup, sent: Sent, exchange: OpenExchange, shared: Tensors | None
+    setup: Setup, sent: SentModels, exchange: OpenExchange, shared: Tensors | None
 ) -> list[Guard]:
     """The guards of an exchange. sent: to its clients; shared: the model before it."""
     config = setup.config
@@ -149,7 +149,7 @@ class MaxShare(Guard):
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
         self._runs: dict[int, Run | None] = {}
-        self._counts: dict[int, int] = {}  # of those whose samples are lowered
+        self._counts: dict[int, int] = {}  # of those whose samples are lower_counts
 
     def admit(self, client: int, up: Payload) -> None:
         self._runs[client] = run_of(up)
@@ -159,7 +159,7 @@ class MaxShare(Guard):
         if share is None:
             return Review()
         runs = {client: self._runs[client] for client in clients}
-        counts = lowered({c: run.n for c, run in runs.items() if run is not None}, share)
+        counts = lower_counts({c: run.n for c, run in runs.items() if run is not None}, share)
         again = counts != self._counts
         self._counts = counts
         return Review(again=again)
@@ -178,7 +178,7 @@ class MaxShare(Guard):
 class Clipping(Guard):
     """`privacy.clip`: an update that is longer than its bound is shortened to it."""
 
-    def __init__(self, section: PrivacySection, sent: Sent) -> None:
+    def __init__(self, section: PrivacySection, sent: SentModels) -> None:
         self._section = section
         self._sent = sent
 
@@ -189,7 +189,7 @@ class Clipping(Guard):
 class Rebasing(Guard):
     """Of a reply that is updates late, the model is moved to where the server's is now."""
 
-    def __init__(self, exchange: OpenExchange, sent: Sent, shared: Tensors | None) -> None:
+    def __init__(self, exchange: OpenExchange, sent: SentModels, shared: Tensors | None) -> None:
         self._exchange = exchange
         self._sent = sent
         self._shared = shared
@@ -241,7 +241,7 @@ def share_of_one(experiment: Experiment, replies: int) -> float | None:
     return share
 
 
-def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
+def lower_counts(counts: Mapping[int, int], share: float) -> dict[int, int]:
     """The counts that have to be lowered so that none is more than `share` of their sum, or of an
     equal part where so few cannot have less.
     """

@@ -134,7 +134,7 @@ class ReceivedReply(msgspec.Struct, eq=False):
             return self.data
         if self.record.inline:
             return self.journal.payload(self.record)
-        return _mapped(self.path, self.message.size)
+        return _map(self.path, self.message.size)
 
     def take_payload(self) -> Payload | None:
         """Its decoded payload, the caller's own; None from the second call on, and where it was not
@@ -153,7 +153,7 @@ class ReceivedReply(msgspec.Struct, eq=False):
             self.memory.give(self.message.key.round, self.held)
 
 
-def _mapped(path: str, size: int) -> memoryview:
+def _map(path: str, size: int) -> memoryview:
     """A file's bytes, as the system has them in its cache; to write to them does not change it."""
     if not size:  # which cannot be mapped
         return memoryview(bytearray())
@@ -221,7 +221,7 @@ class Inbox:
             if in_memory:
                 upload.data = data
             else:
-                self.revoke(key)  # before a byte of the file changes: half of it is no reply
+                self.withdraw(key)  # before a byte of the file changes: half of it is no reply
                 path = self._path(key)
                 Path(path).parent.mkdir(exist_ok=True)  # a run's directory that is gone stays so
                 if os.path.exists(path) and is_read(path):
@@ -276,7 +276,7 @@ class Inbox:
             if os.fstat(file).st_size != size:  # what was there before was longer
                 os.truncate(file, size)
             os.close(file)
-            body = _mapped(path, size)
+            body = _map(path, size)
             if upload.tensors:
                 message = msgspec.structs.replace(message, check=upload.written.digest())
         if not all(map(math.isfinite, message.reported.values())):
@@ -317,14 +317,14 @@ class Inbox:
                 reply.held = decoded
         return reply
 
-    def revoke(self, key: Key) -> None:
+    def withdraw(self, key: Key) -> None:
         """The reply, if it was accepted, does not count."""
         if which(key) in self._journal.book.accepted:
             self._journal.note(Revoked(key))
             self._journal.flush()
 
     # -- reading -----------------------------------------------------------------------------------
-    def found(self, round: int, phase: int) -> dict[int, ReceivedReply]:
+    def earlier_replies(self, round: int, phase: int) -> dict[int, ReceivedReply]:
         """The replies of a phase that were accepted, and whose payloads are as they were received,
         by client.
         """
@@ -381,7 +381,7 @@ class Inbox:
         remove_folder(self.folder / "spare")
 
 
-class Sent(dict[int, Tensors]):
+class SentModels(dict[int, Tensors]):
     """What replies are decoded with: the weights that each client was sent with its last task.
     remembered: what compressors remembered as the exchange was opened. fill: the model that buffers
     are taken from where the clients' do not cross; None: not known before a reply is counted. The
@@ -397,7 +397,7 @@ class Sent(dict[int, Tensors]):
         self.fill = None
 
 
-def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
+def form_check(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
     """Refuses a reply whose form and sizes are not what the method declares, before its body is
     asked for; with an evaluation behind it where the task asks for one.
     """
@@ -406,21 +406,21 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
     # depends on nothing else.
     known: dict[tuple[int, str, bool], Sequence[Field]] = {}
 
-    def check(key: Key, form: Sequence[Field], judge: bool) -> None:
-        which = key.phase, key.purpose, judge
+    def check(key: Key, form: Sequence[Field], evaluates: bool) -> None:
+        which = key.phase, key.purpose, evaluates
         if form != known.get(which):
-            compare(key, form, judge)
+            compare(key, form, evaluates)
             if not exp.sized_by_client:
                 known[which] = form
 
-    def compare(key: Key, form: Sequence[Field], judge: bool) -> None:
+    def compare(key: Key, form: Sequence[Field], evaluates: bool) -> None:
         kind: type[Payload]
         if key.purpose == "train":
             kind = exp.algorithm.exchanges[key.phase].up
-            own = form[: len(kind.fields)] if judge else form
+            own = form[: len(kind.fields)] if evaluates else form
             exp.up.check(kind, own, exp.bounds(kind, key.client, key.round))
             form = form[len(kind.fields) :]
-        if judge or key.purpose == "evaluate":
+        if evaluates or key.purpose == "evaluate":
             kind = exp.evaluation_reply
             exp.up.check(kind, form, exp.bounds(kind, key.client, key.round))
 
@@ -440,7 +440,7 @@ def evaluation_in(
 
 def decoder(
     exp: Experiment,
-    sent: Sent,
+    sent: SentModels,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
 ) -> Callable[[ReceivedReply, Content], Payload | None]:

@@ -91,7 +91,7 @@ class ListeningClock:
         # A pause is none of theirs wherever it struck, also before this server listens again.
         return (min(now, self._listened + PAUSE_S) if self._counts else now) - self._missed
 
-    def listened(self, counts: bool = True, alone: bool = False) -> None:
+    def note_listened(self, counts: bool = True, alone: bool = False) -> None:
         """What had come was taken in. alone: nobody was waited for until now, so that all of it
         counts. counts: False in one process, where clients train in this very thread, and nobody
         ever is silent.
@@ -322,7 +322,7 @@ class ServerIO:
                 self._tasks_left = False
             alone = not self.protocol.roster.workers and not self.protocol.tasks
             came = self.transport.poll(timeout_s)
-            self.now.listened(not self.inline, alone=alone)
+            self.now.note_listened(not self.inline, alone=alone)
             for event in came:
                 if isinstance(event, Received):
                     self._received(event)
@@ -474,10 +474,10 @@ class ServerIO:
             return
         whole = self._whole
         self._whole = []
-        for instructions in [self._arrived(arrived) for arrived in whole]:
+        for instructions in [self._take_reply(arrived) for arrived in whole]:
             self._do(instructions)
 
-    def _arrived(self, arrived: Arrived) -> list[Instruction]:
+    def _take_reply(self, arrived: Arrived) -> list[Instruction]:
         """Takes a whole reply in, and accepts or rejects it."""
         key = arrived.reply.key
         worker = self.protocol.roster.workers[arrived.worker]

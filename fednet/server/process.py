@@ -18,7 +18,7 @@ from fednet.experiment.rundir import log_to, resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading
-from fednet.server.clients import connected
+from fednet.server.clients import connect_clients
 from fednet.server.conditions import Conditions
 from fednet.server.endpoint import Endpoint
 from fednet.server.exchanges import Exchanges
@@ -46,7 +46,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     with stop_raises():
         switches = determinism.set_switches(config.train)
         logs = log_to(directory / "log" / "server.log")
-        exchanges = opened(config, directory, endpoint, how)
+        exchanges = open_run(config, directory, endpoint, how)
         rounds = engine(exchanges, how)
         watch = exchanges.clients.watch
         handle_stop_signals(watch.on_signal)
@@ -91,7 +91,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     return whole
 
 
-def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Exchanges:
+def open_run(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Exchanges:
     """All that the rounds work on, built part by part. Nobody can connect yet."""
     experiment = build.build(config, how.data)
     privacy.check(experiment)
@@ -103,7 +103,7 @@ def opened(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) ->
     setup = Setup.on(device, experiment, noise)
     conditions = Conditions(experiment, records.files)
     on_gpu = device.startswith("cuda")
-    clients = connected(experiment, records, endpoint, how, on_gpu, conditions.faults.at)
+    clients = connect_clients(experiment, records, endpoint, how, on_gpu, conditions.faults.at)
     return Exchanges(setup, conditions, clients, records)
 
 

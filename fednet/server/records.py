@@ -30,7 +30,7 @@ from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
 from fednet.records.manifest import RESTORE, RunProgress
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.growth import check_division, grown
+from fednet.server.growth import check_division, grow_state
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Records:
             state, progress, residuals = self.checkpoints.load(experiment.algorithm.Server)
             before = progress.clients or config.clients
             if before != config.clients:
-                state = grown(config, experiment.algorithm, state, before)
+                state = grow_state(config, experiment.algorithm, state, before)
                 if experiment.federation is not None:
                     check_division(experiment.federation, directory, before)
                 self.added = range(before, config.clients)

@@ -119,7 +119,7 @@ class Rounds:
                 resumed.residuals,
                 progress.candidates,
             )
-            self.sent_down = checkpoints.sent(progress.under_way)
+            self.sent_down = checkpoints.load_sent(progress.under_way)
             progress.finished = progress.finished and not self.more()
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
@@ -176,15 +176,20 @@ class Rounds:
         """Whether there is another round to do."""
         done = self.progress.round
         config = self.config
-        return done < config.rounds and reached(config, self.progress) is None
+        return done < config.rounds and stop_reason(config, self.progress) is None
+
+    def admit(self, round: OpenRound) -> None:
+        """Decides which clients join the run after this round; the others that ask to are told
+        why they cannot.
+        """
+        self._clients_then = self.clients.from_next_round(self.config, round.after.server)
 
     def may_open_early(self, round: OpenRound) -> bool:
         """Whether the next round may start before this one is evaluated: not if clients join the
-        run after it (which is decided here), if the result may end the run, if the clients are
-        asked for the evaluation in an exchange of its own, or if clients have to be waited for:
-        this round would be recorded late.
+        run after it, if the result may end the run, if the clients are asked for the evaluation in
+        an exchange of its own, or if clients have to be waited for: this round would be recorded
+        late.
         """
-        self._clients_then = self.clients.from_next_round(self.config, round.after.server)
         stop = self.config.stop
         evaluate = self.config.evaluate
         limits = stop.accuracy, stop.patience, stop.megabytes, stop.seconds
@@ -273,7 +278,7 @@ class Rounds:
         here = self.conditions.world.here(at)
         experiment = self.setup.experiment
         if self.faults.replay is not None and not selection.is_planned(self.config):
-            cohort = self.faults.replay.selected(number)
+            cohort = self.faults.replay.selected_clients(number)
         elif candidates.selects(experiment):
             known = carried.candidates
             cohort = candidates.cohort(experiment, carried.server, number, here, known)
@@ -282,7 +287,7 @@ class Rounds:
         self.display.round_started(number, self.config.rounds, cohort)
         self.clients.sent.fill = filling(experiment, carried.server)
         exchange, self.source = self.exchanges.open(number, 0, cohort, carried, at)
-        self._open = round = OpenRound.begun(exchange)
+        self._open = round = OpenRound.of(exchange)
         self.schedule = exchange.schedule
         if here is not None:
             round.record.set(second=at, here=sum(here))
@@ -461,7 +466,7 @@ class Rounds:
             dropped={str(c): reason for c, reason in sorted(round.dropped.items())},
             seconds=elapsed,
             seconds_virtual=round.virtual if self.clock else None,
-            seconds_by_phase=fitted(round.seconds, elapsed, early),
+            seconds_by_phase=fit_seconds(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
             resources=self.resources.since(self.clients.processes()),
             bytes_up=tally.spent["up"],
@@ -473,7 +478,7 @@ class Rounds:
         progress.round = round.number
         self.clients.watch.completed = round.number
         self.evaluator.note_best(progress, record, model)
-        if reached(config, progress) is not None:
+        if stop_reason(config, progress) is not None:
             self.evaluator.evaluate_last(round, progress)
         lines = {"rounds": [record.line()], "clients": list[JsonDict]()}
         if config.record.clients == "each":
@@ -498,7 +503,7 @@ class Rounds:
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
         if join and self.more():
             raise ClientsJoin(config.clients, self._clients_then)
-        progress.stopped = reached(config, progress) or ""
+        progress.stopped = stop_reason(config, progress) or ""
 
     def take_tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
@@ -543,7 +548,7 @@ class Rounds:
         """
         progress = self.progress
         carried = self.carried
-        progress.journal = self.clients.written()
+        progress.journal = self.clients.journal_position()
         progress.lengths = self.records.files.flush(self.config.checkpoint.fsync)
         progress.records = lines or {}
         progress.versions = dict(carried.versions)
@@ -587,7 +592,7 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
         if is_secure(method):
             exact = method.exact(open.before.server, open.round, client)
         enrolled = sum([open.asked[c].enrolled for c in whose])
-        evaluated = sum([open.asked[c].spec.judge for c in whose])
+        evaluated = sum([open.asked[c].spec.evaluates for c in whose])
         for way, kind, times, sizes in (
             ("down", exchange.down, len(whose), exact),
             ("up", exchange.up, len(whose), exact),
@@ -616,7 +621,7 @@ def add_times(conditions: Conditions, round: OpenRound) -> None:
     if last is not None:
         shares = dict(zip(SPLIT, last.message.split))
         shares["sending"] = last.record.taken_s - last.message.seconds
-        left -= taken(seconds, shares, left)
+        left -= take_time(seconds, shares, left)
     seconds["waiting"] += left
 
     step_s = conditions.world.step_s
@@ -635,7 +640,7 @@ def add_times(conditions: Conditions, round: OpenRound) -> None:
             round.virtual_split[name] = round.virtual_split.get(name, 0.0) + part
 
 
-def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
+def take_time(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
     """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it
     likes. Returns their sum.
     """
@@ -647,7 +652,7 @@ def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> flo
     return total
 
 
-def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
+def fit_seconds(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
     """The split of a round that began `early` seconds before it counts: what its clients had the
     time for then is left out, first of waiting.
     """
@@ -679,7 +684,7 @@ def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str
     return few + "".join(f" ({first})" for first in whose[:1])
 
 
-def reached(config: Config, progress: RunProgress) -> str | None:
+def stop_reason(config: Config, progress: RunProgress) -> str | None:
     """Why the run need not go on; None where it must."""
     stop = config.stop
     spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))

@@ -68,7 +68,7 @@ class Event(NamedTuple):
 
 
 class Source(Protocol):
-    def given(self, client: int) -> None:
+    def expect(self, client: int) -> None:
         """The client's task is under way, or was over before it went out."""
 
     def next(self, wakes: float) -> Event:
@@ -102,7 +102,7 @@ class RealTime:
         self.again = again
         self._over: deque[int] = deque()  # clients whose tasks need not be waited for
 
-    def given(self, client: int) -> None:
+    def expect(self, client: int) -> None:
         if self.tasks[client].over:
             self._over.append(client)
 
@@ -116,13 +116,13 @@ class RealTime:
     def next(self, wakes: float) -> Event:
         while True:
             self.clients.watch.check()
-            client = self.ended(min(POLL_S, max(0.0, wakes - self.now())))
+            client = self.next_ended(min(POLL_S, max(0.0, wakes - self.now())))
             if client is not None:
                 return Event(self.now(), client, self.tasks[client].reason)
             if self.now() >= wakes:
                 return Event(self.now(), None)
 
-    def ended(self, timeout_s: float) -> int | None:
+    def next_ended(self, timeout_s: float) -> int | None:
         """The next client whose task is over; None after a while."""
         client = self.over()
         if client is not None:
@@ -138,7 +138,7 @@ class RealTime:
             key.purpose,
         )
         if task is None or not theirs or task.over:
-            self.clients.unused(outcome)  # of a task that has ended already
+            self.clients.leave_out(outcome)  # of a task that has ended already
             return None
         task.reply = outcome.reply
         task.reason = outcome.reason
@@ -159,20 +159,20 @@ class SimulatedTime:
         self._end = end
         self.order = Order()
 
-    def given(self, client: int) -> None:
-        self.order.given(client, self._end(client, None)[0])
-        self.real.given(client)
+    def expect(self, client: int) -> None:
+        self.order.expect(client, self._end(client, None)[0])
+        self.real.expect(client)
 
     def next(self, wakes: float) -> Event:
         while True:
             event = self.order.next(wakes)
             if event is not None:
                 return event
-            client = self.real.ended(POLL_S)
+            client = self.real.next_ended(POLL_S)
             if client is not None:
                 reply = self.real.tasks[client].reply
                 up = 0 if reply is None else reply_bytes(reply)
-                self.order.known(client, *self._end(client, up))
+                self.order.set_end(client, *self._end(client, up))
             self.real.clients.watch.check()
 
 
@@ -187,11 +187,11 @@ class Order:
         self._least: list[tuple[float, int]] = []  # a heap of these, and of some that are known
         self._ends: list[tuple[float, bool, int, str]] = []  # a heap: second, replied, client, why
 
-    def given(self, client: int, least: float) -> None:
+    def expect(self, client: int, least: float) -> None:
         self._open[client] = least
         heapq.heappush(self._least, (least, client))
 
-    def known(self, client: int, at: float, reason: str = "") -> None:
+    def set_end(self, client: int, at: float, reason: str = "") -> None:
         """reason: why no reply comes of its task; "" where one does."""
         end = max(at, self._open.pop(client))
         heapq.heappush(self._ends, (end, not reason, client, reason))

@@ -261,7 +261,8 @@ class Task(Message, tag="task", frozen=True):
     """The version that the server's last checkpoint names."""
     enrol: Index = 0
     """How many of the form's fields are the enrolment that comes before `Down`."""
-    judge: bool = False  # evaluate within this task
+    evaluates: bool = msgspec.field(default=False, name="judge")
+    """Whether the client evaluates within this task."""
     deadline_s: Seconds | None = None
     faults: Annotated[list[Fault], msgspec.Meta(max_length=1024)] = []
 

@@ -11,7 +11,7 @@ import pytest
 
 import fednet
 from fednet.client import evaluation
-from fednet.server.evaluation import pooled
+from fednet.server.evaluation import pool_by_model
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count, batches
 from tests.processes import lines, settings
@@ -68,9 +68,9 @@ def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_mo
         return {"personal": Counts(np.array([[right], [total]]), 0.0, total)}
 
     honest = {0: counts(30, 100), 1: counts(50, 100)}
-    assert pooled(honest, 0.5)["personal"][0] == 0.4
+    assert pool_by_model(honest, 0.5)["personal"][0] == 0.4
     lied = honest | {LIAR: counts(1 << 31, 1 << 31)}
-    assert pooled(lied, 0.5)["personal"][0] == (30 + 50 + 200) / 400
+    assert pool_by_model(lied, 0.5)["personal"][0] == (30 + 50 + 200) / 400
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -220,7 +220,7 @@ def test_planned_faults_strike_only_where_the_client_was_started_for_them(tmp_pa
 def test_no_kind_that_is_not_allowed_leaves_for_any_task(tmp_path, exp, purpose):
     own = Policy(allow=("state", "statistics"))
     with ready(tmp_path, told(evaluate={"every": 0}), policy=own) as server:
-        server.say(*task(exp, m.Key(1, 0, 0, 0, purpose), judge=True))
+        server.say(*task(exp, m.Key(1, 0, 0, 0, purpose), evaluates=True))
         server.listen(lambda: server.said(m.Failed))
         assert "sends nothing of kind 'accuracy'" in server.said(m.Failed)[0].reason
         server.say(*task(exp, m.Key(2, 0, 0, 0)))

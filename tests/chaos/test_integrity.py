@@ -106,7 +106,7 @@ def spool(draw: random.Random, folder: Path) -> Reader:
     def found() -> dict[int, Any]:
         journal = Journal(list[object]().append, JournalFile(folder / "journal"))
         journal.recall()
-        logged = Inbox(folder, journal, lambda reply, body: None).found(1, 0).items()
+        logged = Inbox(folder, journal, lambda reply, body: None).earlier_replies(1, 0).items()
         return {c: (r.record, bytes(r.body())) for c, r in logged}
 
     whole = found()

@@ -7,7 +7,7 @@ import pytest
 from fednet.errors import ConfigError
 from fednet.experiment import links
 from fednet.records.rows import TIMES
-from fednet.server.rounds import fitted, taken
+from fednet.server.rounds import fit_seconds, take_time
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
@@ -154,8 +154,9 @@ def test_a_rounds_time_is_split_without_rest(tmp_path):
 
 def test_what_a_client_says_of_its_time_cannot_exceed_the_rounds():
     into = dict.fromkeys(("training", "encoding", "sending"), 0.0)
-    assert taken(into, {"training": 8.0, "encoding": float("nan"), "sending": -1.0}, 10.0) == 8.0
-    assert taken(into, {"training": 1e9, "encoding": 5.0}, 2.0) == 2.0
+    said = {"training": 8.0, "encoding": float("nan"), "sending": -1.0}
+    assert take_time(into, said, 10.0) == 8.0
+    assert take_time(into, {"training": 1e9, "encoding": 5.0}, 2.0) == 2.0
     assert into == {"training": 10.0, "encoding": 0.0, "sending": 0.0}
 
 
@@ -169,5 +170,5 @@ def test_what_passed_before_the_last_round_ended_was_counted_there():
         "evaluating": 0.5,
         "recording": 0.5,
     }
-    out = fitted(seconds, elapsed=4.5, early=2.5)  # 7 in all
+    out = fit_seconds(seconds, elapsed=4.5, early=2.5)  # 7 in all
     assert out == {**seconds, "waiting": 0.0, "sending": 0.0, "training": 2.5}

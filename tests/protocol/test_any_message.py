@@ -71,7 +71,7 @@ FROM_SERVER: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.Refuse: st.builds(m.Refuse, reason=st.just("no"), final=st.booleans(), unread=st.booleans()),
     m.Standing: st.builds(m.Standing, text=st.just("round 1 (training)")),
-    m.Task: sized(m.Task, judge=st.booleans()),
+    m.Task: sized(m.Task, evaluates=st.booleans()),
     m.Cancel: st.builds(m.Cancel, key=KEYS, **MARKS),
     m.End: st.builds(m.End, over=st.booleans(), **MARKS),
     m.Alive: st.builds(m.Alive, **MARKS),
@@ -95,14 +95,14 @@ def worked(site: Site) -> Callable[[], None]:
 @ANY
 @given(st.lists(st.tuples(st.sampled_from(["1", "2", "cut", "wait"]), SAID_BY_CLIENTS, BODIES)))
 def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
-    def declared(key: m.Key, announced: list[m.Field], judge: bool) -> None:
+    def declared(key: m.Key, announced: list[m.Field], evaluates: bool) -> None:
         if announced[0].size > 4 * PART:
             raise RemoteProtocolError("too large")
 
     net = Net(4, declared=declared)
     good = net.site("good", range(4), slots=4)
     work = worked(good)
-    net.begin([spec(i, judge=True) for i in range(4)], Rules(closed=1.0, silent=None))
+    net.begin([spec(i, evaluates=True) for i in range(4)], Rules(closed=1.0, silent=None))
     hung_up = set[bytes]()
     for what, message, body in said:
         conn = b"bad%s" % what.encode()

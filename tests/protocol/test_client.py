@@ -186,7 +186,7 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
         {"form": form(3, "delta")},
         {"start": "1-0-0"},
         {"enrol": 1},
-        {"judge": True},
+        {"evaluates": True},
         {"faults": [m.Fault("delay", 1.0)]},
     ],
     ids=lambda other: next(iter(other)),

@@ -341,7 +341,7 @@ def test_who_says_twice_that_it_is_ready_is_ready_once():
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
-    def declared(key, found, judge):
+    def declared(key, found, evaluates):
         if found[0].size != 3:
             raise RemoteProtocolError("too large")
 
@@ -435,17 +435,17 @@ def test_part_out_of_turn_gives_the_task_out_again():
 def test_a_reply_is_checked_with_the_evaluation_that_its_task_asks_for():
     checked = []
 
-    def declared(key, form, judge):
-        checked.append((key.client, judge))
+    def declared(key, form, evaluates):
+        checked.append((key.client, evaluates))
 
-    s = begun([spec(0, judge=True), spec(1)], declared=declared)
+    s = begun([spec(0, evaluates=True), spec(1)], declared=declared)
     replies(s, b"1", 0)
     replies(s, b"1", 1)
     assert checked == [(0, True), (1, False)]
 
 
 def test_an_evaluation_that_is_refused_changes_nothing_of_its_reply():
-    s = begun([spec(0, judge=True)])
+    s = begun([spec(0, evaluates=True)])
     replies(s, b"1", 0)
     out = s.accept(key(), 0.0, "more are correct than were tested")
     assert out == [

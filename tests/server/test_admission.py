@@ -14,7 +14,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart
-from fednet.server.inbox import HeldMemory, ReceivedReply, Sent, decoder
+from fednet.server.inbox import HeldMemory, ReceivedReply, SentModels, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
@@ -48,7 +48,7 @@ def admit(w, mask, exempt=frozenset(), chains=None):
     )
     form = list(sent.form)
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
-    decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
+    decoder(exp, SentModels(), lambda client: None, lambda client: (0, 0))(
         ReceivedReply(Accepted(message, b"", b""), HeldMemory(0), Journal(print)),
         memoryview(bytes(sent.body.whole())),
     )

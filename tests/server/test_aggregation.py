@@ -12,7 +12,7 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.feddc import FedDC
 from fednet.errors import CannotGoOn
 from fednet.loading import WrongPart
-from fednet.server.guards import lowered
+from fednet.server.guards import lower_counts
 from fednet.server.rounds import Rounds
 from tests.rooms import Killed, hashes, lines, lost, run, summary
 from tests.server.test_bounds import federation
@@ -308,7 +308,7 @@ def test_where_all_fail_the_run_ends_at_once_with_the_reason(tmp_path, monkeypat
     ],
 )
 def test_counts_are_lowered_to_the_share(counts, share, expected):
-    assert lowered(counts, share) == expected
+    assert lower_counts(counts, share) == expected
 
 
 @pytest.mark.parametrize("where", ["server_update", "accumulate"])

@@ -63,8 +63,8 @@ def closed(ends: dict[int, tuple[float, str]], first: int | None) -> Cohort:
     """
     cohort, order = Cohort(sorted(ends), first), Order()
     for client, (at, reason) in ends.items():
-        order.given(client, 0.0)
-        order.known(client, at, reason)
+        order.expect(client, 0.0)
+        order.set_end(client, at, reason)
     assert cohort.on(0.0) == sorted(ends)
     while not cohort.closed:
         event = order.next(cohort.wakes())

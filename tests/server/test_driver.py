@@ -55,6 +55,9 @@ class Told:
             return None
         return SimpleNamespace(number=self.number)
 
+    def admit(self, round):
+        pass
+
     def may_open_early(self, round):
         return self.early and round.number < self.rounds
 
@@ -101,7 +104,7 @@ class Box:
 
     def __init__(self, *outcomes):
         self.outcomes, self.of_no_use = deque(outcomes), []
-        self.unused = self.of_no_use.append
+        self.leave_out = self.of_no_use.append
         self.watch = SimpleNamespace(check=lambda: None)
 
     def wait(self, timeout_s):
@@ -130,7 +133,7 @@ def test_tasks_that_were_over_before_they_went_out_are_the_first_events():
     source = real(Box(outcome(0)))
     source.tasks[2].reason = "away"
     for client in range(3):
-        source.given(client)
+        source.expect(client)
     assert [source.next(math.inf)[1:] for _ in range(2)] == [(2, "away"), (0, "lost")]
 
 
@@ -155,7 +158,7 @@ def test_in_simulated_time_events_come_in_the_order_of_the_clock(arrivals):
         lambda client, up: (1.0, "") if up is None else ends[client],
     )
     for client in range(3):
-        source.given(client)
+        source.expect(client)
     assert source.next(0.5) == (0.5, None, "")
     found = [source.next(math.inf) for _ in range(3)]
     assert found == [(2.0, 1, "gone"), (5.0, 0, "late"), (5.0, 2, "")]

@@ -123,7 +123,7 @@ def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
 
 def test_a_reply_has_the_declared_evaluation_behind_it_where_its_task_asks_for_one():
     exp = build.build(small(**JUDGED), None)
-    check = inbox.declared(exp)
+    check = inbox.form_check(exp)
     method = exp.algorithm
     up = method.exchanges[0].up(x=exp.setting.initial, run=Run(1, 1, 2.0))
     own = exp.up.encode(up).form

@@ -25,7 +25,7 @@ from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
 from fednet.server.clients import Clients, DataSizes
 from fednet.server.events import Events
-from fednet.server.inbox import Inbox, ReceivedReply, Sent
+from fednet.server.inbox import Inbox, ReceivedReply, SentModels
 from fednet.server.io import ServerIO
 from fednet.server.watch import Hosting, Watch
 from fednet.transport import keys
@@ -55,7 +55,7 @@ class Work:
     def work(self, task, body, step, check=None):
         size = len(body)
         form, values = [m.Field("x", "delta", size, size)], [bytes(body)]
-        if task.judge:
+        if task.evaluates:
             form.append(m.Field("counts", "accuracy", 4, 4))
             values.append(b"fine")
         sent = Body(values)
@@ -91,7 +91,7 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
 def clients_of(io, tmp_path, **rules):
     """The clients behind it, as the rounds see them."""
     watch = Watch(tmp_path, io, Hosting(None), 1)
-    return Clients(io, Rules(**rules), watch, DataSizes(None, io.protocol.sites), Sent())
+    return Clients(io, Rules(**rules), watch, DataSizes(None, io.protocol.sites), SentModels())
 
 
 def ready(io, network):
@@ -126,7 +126,7 @@ class Both:
     def phase(self, size: int, ended: str = "") -> None:
         body = Body([bytes(size)])
         specs = [
-            TaskSpec(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
+            TaskSpec(i, [m.Field("x", "state", size, size)], body, body.check(), evaluates=True)
             for i in range(2)
         ]
         self.clients.open((1, 0, "train"), specs)
@@ -554,13 +554,13 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     at = 100.0
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     now = server_io.ListeningClock()
-    now.listened()
+    now.note_listened()
     before, at = now(), at + 3600
     assert now() == before + server_io.PAUSE_S  # a command that waited for it
-    now.listened()
+    now.note_listened()
     assert now() == before + server_io.PAUSE_S
     at += 60
-    now.listened(alone=True)  # nobody was waited for: all of it counts
+    now.note_listened(alone=True)  # nobody was waited for: all of it counts
     assert now() == before + server_io.PAUSE_S + 60
     at += 3600  # somebody came, and the server is at something else
     assert now() == before + 2 * server_io.PAUSE_S + 60
@@ -582,7 +582,7 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     outcome = clients.wait(0.0)
     assert outcome.key == key
     assert outcome.reply.held == 23
-    clients.unused(outcome)
+    clients.leave_out(outcome)
     assert outcome.reply.payload is None
     assert not any(io.inbox._memory._held.values())
     ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]

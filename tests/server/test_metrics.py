@@ -19,8 +19,8 @@ from fednet.experiment.evaluations import DetailedEvaluationReply
 from fednet.records import Round
 from fednet.records.manifest import RunProgress
 from fednet.report import figures
-from fednet.server.evaluation import Evaluator, pooled
-from fednet.server.rounds import reached
+from fednet.server.evaluation import Evaluator, pool_by_model
+from fednet.server.rounds import stop_reason
 from fednet.tools import check
 from fednet.training.evaluation import Counts
 from fednet.training.tasks.classification import Classification
@@ -122,7 +122,7 @@ def noted(losses: list[float], patience: int) -> tuple[RunProgress, list[str | N
     for number, loss in enumerate(losses, 1):
         progress.round = number
         Evaluator.note_best(evaluator, progress, Round(round=number, test_loss=loss), None)
-        why.append(reached(config, progress))
+        why.append(stop_reason(config, progress))
     return progress, why
 
 
@@ -230,9 +230,9 @@ def test_a_client_with_a_lower_weight_counts_for_fewer_samples():
         return {"own": Counts(np.array([[right], [n]]), 2.0 * n, n, lambda: more)}
 
     clients = {0: counts(3, 4), 1: counts(50, 100)}
-    accuracy, whole = pooled(clients, None)["own"]
+    accuracy, whole = pool_by_model(clients, None)["own"]
     assert (accuracy, whole.more()) == (53 / 104, {"n": 104, "c": np.array([53])})
-    accuracy, lower = pooled(clients, 0.5)["own"]
+    accuracy, lower = pool_by_model(clients, 0.5)["own"]
     assert (accuracy, lower.more(), lower.loss) == (5 / 8, {"n": 8, "c": np.array([5])}, 16.0)
 
 

@@ -273,8 +273,8 @@ def test_a_resume_that_finds_one_of_the_first_k_replies_takes_the_rest_of_k(
 ) -> None:
     changes: dict[str, Any] = {"rounds": 1, "participation": 0.5, "round": {"ask": 2.0}}
     killed_before_its_end(tmp_path, monkeypatch, **changes)
-    found = Inbox.found
-    monkeypatch.setattr(Inbox, "found", lambda *which: dict([*found(*which).items()][:1]))
+    found = Inbox.earlier_replies
+    monkeypatch.setattr(Inbox, "earlier_replies", lambda *which: dict([*found(*which).items()][:1]))
     _, (record,) = run(tmp_path, resume=True, **changes)
     assert [len(record["completed"]), len(record["dropped"])] == [2, 2]
 

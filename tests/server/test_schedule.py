@@ -96,17 +96,17 @@ def test_while_nobody_trains_the_update_waits_for_who_will_come():
 # -- the order of events on the virtual clock ------------------------------------------------------
 def test_an_event_is_next_once_nothing_unknown_can_come_before_it():
     order = Order()
-    order.given(0, 5.0)
-    order.given(1, 2.0)
-    order.known(0, 6.0)
+    order.expect(0, 5.0)
+    order.expect(1, 2.0)
+    order.set_end(0, 6.0)
     assert order.next(math.inf) is None  # 1 may end at 2
-    order.known(1, 9.0)
+    order.set_end(1, 9.0)
     assert order.next(math.inf) == (6.0, 0, "")
-    order.given(2, 9.0)
-    order.given(3, 9.0)
+    order.expect(2, 9.0)
+    order.expect(3, 9.0)
     assert order.next(math.inf) is None  # 2 and 3 may end at 9 too
-    order.known(2, 9.0)
-    order.known(3, 9.0, "lost")
+    order.set_end(2, 9.0)
+    order.set_end(3, 9.0, "lost")
     told = [order.next(math.inf) for _ in range(3)]
     assert told == [(9.0, 3, "lost"), (9.0, 1, ""), (9.0, 2, "")]
     assert order.next(10.0) == (10.0, None, "")
@@ -114,10 +114,10 @@ def test_an_event_is_next_once_nothing_unknown_can_come_before_it():
 
 def test_the_clock_strikes_only_when_no_task_can_end_before():
     order = Order()
-    order.given(0, 5.0)
+    order.expect(0, 5.0)
     assert order.next(4.0) == (4.0, None, "")
     assert order.next(5.0) is None  # it may end right then, and counts
-    order.known(0, 5.0, "lost")
+    order.set_end(0, 5.0, "lost")
     assert order.next(5.0) == (5.0, 0, "lost")
     assert order.next(5.0) == (5.0, None, "")
 
@@ -135,7 +135,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
         while s.round < 6:
             told.append((s.round, s.at, given, due, dict(s.came)))
             for client in given:
-                order.given(client, s.at + 1)
+                order.expect(client, s.at + 1)
                 pending[client] = s.at + lengths[client] * (1 + s.round % 3)
             if due:
                 given, due = begins(s)
@@ -143,7 +143,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
             event = order.next(s.wakes())
             if event is None:
                 client = min(pending, key=rank.index)
-                order.known(client, pending.pop(client))
+                order.set_end(client, pending.pop(client))
                 given = []
                 continue
             at, client, _ = event
@@ -206,9 +206,9 @@ def test_a_period_in_which_all_are_lost_ends_at_once():
 def test_no_task_ends_before_the_second_that_others_were_held_back_by():
     """Whoever knows the end later, and finds it earlier, must not turn the order around."""
     order = Order()
-    order.given(1, 5.0)
-    order.given(2, 4.0)
-    order.known(2, 4.5)
+    order.expect(1, 5.0)
+    order.expect(2, 4.0)
+    order.set_end(2, 4.5)
     assert order.next(9.0) == (4.5, 2, "")
-    order.known(1, 3.0)
+    order.set_end(1, 3.0)
     assert order.next(9.0) == (5.0, 1, "")

@@ -48,7 +48,7 @@ def by_an_earlier_server(folder, data=b"sealed"):
 
 
 def found(spool, round=1):
-    return {name: bytes(reply.body()) for name, reply in spool.found(round, 0).items()}
+    return {name: bytes(reply.body()) for name, reply in spool.earlier_replies(round, 0).items()}
 
 
 # -- coming in -------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
     message = m.Reply(key=KEY, form=[], size=0, check=digest([]), reported=reported)
     here = spool.take(message, CONNS, 0.0, (b"", ""), {})
     spool._journal.flush()
-    there = inbox_in(tmp_path).found(1, 0)[3]
+    there = inbox_in(tmp_path).earlier_replies(1, 0)[3]
     assert here.message.reported == there.message.reported == {"drift": 0.5}
 
 
@@ -138,7 +138,7 @@ def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
             whole(spool, KEY, data)
     spool._journal.flush()
     assert list(tmp_path.glob("round-1/*.bin")) == []
-    assert inbox_in(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).earlier_replies(1, 0) == {}
 
 
 # -- the disk --------------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
     spool.clear(1)
     spool.store(Key(2, 0, 0, 5), 0, memoryview(LARGE), len(LARGE))
-    assert spool.found(2, 0) == {}  # not checked yet
+    assert spool.earlier_replies(2, 0) == {}  # not checked yet
     later = taken(spool, Key(2, 0, 0, 5), LARGE)
     assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, LARGE)
-    assert list(spool.found(2, 0)) == [5]
+    assert list(spool.earlier_replies(2, 0)) == [5]
 
 
 def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
 # -- the next server -------------------------------------------------------------------------------
 @pytest.mark.parametrize("data", [b"", b"sealed", LARGE], ids=["none", "small", "large"])
 def test_what_is_on_record_is_found_by_the_next_server_as_it_was(tmp_path, data):
-    replies = by_an_earlier_server(tmp_path, data).found(1, 0)
+    replies = by_an_earlier_server(tmp_path, data).earlier_replies(1, 0)
     assert list(replies) == [3]
     reply = replies[3]
     form = (Field("x", "state", len(data), len(data)),)
@@ -178,10 +178,10 @@ def test_what_is_on_record_is_found_by_the_next_server_as_it_was(tmp_path, data)
 
 def test_a_file_that_is_being_written_over_is_not_found(tmp_path):
     spool, again, other = by_an_earlier_server(tmp_path, LARGE), Key(1, 0, 1, 3), LARGE[::-1]
-    assert spool.found(1, 0)
+    assert spool.earlier_replies(1, 0)
     # Of another attempt, of which the rest may never come.
     spool.store(again, 0, memoryview(other)[:4], len(LARGE))
-    assert inbox_in(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).earlier_replies(1, 0) == {}
     spool.store(again, 4, memoryview(other)[4:], len(LARGE))
     taken(spool, again, other)
     spool._journal.flush()
@@ -204,7 +204,7 @@ def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
     spool.clear(1)
     logged(spool, Key(2, 0, 0, 4), LARGE[::-1])
     spool.store(late, half, memoryview(LARGE[half:]), len(LARGE))
-    assert list(inbox_in(tmp_path).found(2, 0)) == [4]
+    assert list(inbox_in(tmp_path).earlier_replies(2, 0)) == [4]
 
 
 @pytest.mark.parametrize("left", [None, b"", LARGE[:3], LARGE[::-1]])
@@ -216,10 +216,10 @@ def test_a_large_payload_that_was_lost_cut_short_or_is_another_is_not_found(left
     else:  # the last as after a power cut: the file's place on the disk was another reply's
         payload.write_bytes(left)
     spool = inbox_in(tmp_path)
-    assert spool.found(1, 0) == {}
+    assert spool.earlier_replies(1, 0) == {}
     # The same bytes, in answer to another task, and never checked.
     spool.store(Key(1, 0, 1, 3), 0, memoryview(LARGE), len(LARGE))
-    assert inbox_in(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).earlier_replies(1, 0) == {}
 
 
 # -- in one process --------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
     for reply in replies[:2]:
         assert reply.body().values == [x]
     assert bytes(replies[2].body()) == bytes(Body([x]).whole())
-    assert list(spool.found(1, 0)) == [2]
+    assert list(spool.earlier_replies(1, 0)) == [2]
     if freed_by == "the end of the round":
         spool.clear(1)
     elif freed_by == "leaving out":
@@ -267,13 +267,13 @@ def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
     spool.abandon(KEY)
     with pytest.raises(KeyError):
         taken(spool, KEY, bytes(size))
-    assert spool.found(1, 0) == {}
+    assert spool.earlier_replies(1, 0) == {}
 
 
 def test_a_reply_that_turned_out_to_be_unusable_is_not_found(tmp_path):
     spool = inbox_in(tmp_path)
-    spool.revoke(logged(spool, KEY, b"payload").message.key)
-    assert inbox_in(tmp_path).found(1, 0) == {}
+    spool.withdraw(logged(spool, KEY, b"payload").message.key)
+    assert inbox_in(tmp_path).earlier_replies(1, 0) == {}
 
 
 def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
@@ -292,7 +292,7 @@ def test_a_payload_that_was_damaged_on_its_way_is_refused_and_leaves_nothing(tmp
     with pytest.raises(RemoteProtocolError, match="damaged on its way"):
         taken(spool, KEY, data[:-1] + b"?")
     spool._journal.flush()
-    assert spool.found(1, 0) == {}
+    assert spool.earlier_replies(1, 0) == {}
     assert not list(tmp_path.glob("round-1/*.bin"))
 
 
@@ -313,11 +313,11 @@ def test_a_payload_of_about_one_part_is_found_as_it_was(tmp_path, size):
 def test_a_reply_that_came_again_after_it_was_revoked_is_found(tmp_path):
     """Also by a server that begins between the two."""
     spool, again = inbox_in(tmp_path), Key(1, 0, 1, 3)
-    spool.revoke(logged(spool, KEY, b"first").message.key)
+    spool.withdraw(logged(spool, KEY, b"first").message.key)
     for later in (spool, inbox_in(tmp_path)):
-        assert later.found(1, 0) == {}
+        assert later.earlier_replies(1, 0) == {}
     logged(inbox_in(tmp_path), again, b"second")
-    replies = inbox_in(tmp_path).found(1, 0)
+    replies = inbox_in(tmp_path).earlier_replies(1, 0)
     assert [reply.message.key for reply in replies.values()] == [again]
 
 
@@ -326,5 +326,5 @@ def test_a_reply_to_one_exchange_is_not_found_by_another(tmp_path):
     logged(spool, KEY, b"first")
     logged(spool, second, b"second")
     for phase, data in ((0, b"first"), (1, b"second"), (2, None)):
-        replies = inbox_in(tmp_path).found(1, phase)
+        replies = inbox_in(tmp_path).earlier_replies(1, phase)
         assert [bytes(r.body()) for r in replies.values()] == [data] * (data is not None)

@@ -60,7 +60,7 @@ FROM_SERVER = [
         check=b"5",
         start="1-0-0",
         enrol=1,
-        judge=True,
+        evaluates=True,
         deadline_s=3.0,
     ),
     m.Cancel(run="r", inc=2, key=KEY),
