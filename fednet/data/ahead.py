@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from fednet.capacity import die_with_parent
 from fednet.config import Config
@@ -27,13 +29,12 @@ from fednet.registry import dataset, shipped
 ALIGNED = 64  # bytes: where an array begins
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """A dataset's name, and what its function gets, see `reading.read`."""
 
     name: str
     options: JsonDict
-    root: Path | None
+    root: str | None
     download: bool
     seed: int
     with_test: bool
@@ -78,7 +79,7 @@ def begin(config: Config, root: Path | None) -> None:
         wanted = Wanted(
             section.dataset,
             section.options,
-            Path(folder) if folder else None,
+            str(Path(folder)) if folder else None,
             section.download,
             config.seed,
             with_test(config),
@@ -90,20 +91,47 @@ def begin(config: Config, root: Path | None) -> None:
         os._exit(status)
 
 
+class _Array(msgspec.Struct):
+    """Where an array is in the memory: its first byte, its type and its shape."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 def _write(wanted: Wanted, found: object, memory: int) -> None:
-    """Writes the arrays, then the rest and where they are, and the length of this."""
+    """Writes the arrays; then what was wanted, and the other fields with the places of the arrays;
+    then the length of this.
+    """
     assert isinstance(found, Raw)
-    arrays = list[pickle.PickleBuffer]()
-    rest = pickle.dumps((wanted, found), protocol=5, buffer_callback=arrays.append)
-    places = []
     with os.fdopen(memory, "wb") as file:
-        for array in arrays:
-            bytes = array.raw()
+
+        def placed(array: object) -> msgspec.msgpack.Ext:
+            assert isinstance(array, np.ndarray)
+            assert not array.dtype.hasobject
             file.seek(-file.tell() % ALIGNED, os.SEEK_CUR)
-            places.append((file.tell(), bytes.nbytes))
-            file.write(bytes)
-        end = pickle.dumps((rest, places))
+            place = _Array(file.tell(), array.dtype.str, array.shape)
+            file.write(np.ascontiguousarray(array).data)
+            return msgspec.msgpack.Ext(1, msgspec.msgpack.encode(place))
+
+        fields = msgspec.msgpack.encode(found.fields, enc_hook=placed)
+        end = msgspec.msgpack.encode((msgspec.msgpack.encode(wanted), fields))
         file.write(end + len(end).to_bytes(8, "little"))
+
+
+def _read(wanted: Wanted, held: memoryview) -> Raw | None:
+    """Returns what `_write` wrote, in that memory; None if it is not what is wanted."""
+    size = int.from_bytes(held[-8:], "little")
+    made, fields = msgspec.msgpack.decode(held[-8 - size : -8], type=tuple[bytes, bytes])
+    if made != msgspec.msgpack.encode(wanted):
+        return None
+
+    def array(code: int, data: memoryview) -> np.ndarray:
+        place = msgspec.msgpack.decode(data, type=_Array)
+        return np.ndarray(place.shape, place.dtype, held, place.start)
+
+    found: dict[str, Any] = msgspec.msgpack.decode(fields, ext_hook=array)
+    return Raw(**found)
 
 
 def taken(wanted: Wanted) -> Raw | None:
@@ -122,8 +150,4 @@ def taken(wanted: Wanted) -> Raw | None:
         return None
     held = memoryview(mmap.mmap(memory, 0, flags=mmap.MAP_PRIVATE))
     os.close(memory)
-    size = int.from_bytes(held[-8:], "little")
-    rest, places = pickle.loads(held[-8 - size : -8])
-    made, found = pickle.loads(rest, buffers=[held[start : start + n] for start, n in places])
-    assert isinstance(found, Raw)
-    return found if made == wanted else None
+    return _read(wanted, held)

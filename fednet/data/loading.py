@@ -84,7 +84,7 @@ def make_data(
     """Makes the registered dataset `name`, or takes what was made beside the import of torch. The
     arguments are those of `reading.read`.
     """
-    folder = None if root is None else Path(root)
+    folder = str(Path(root)) if root else None
     wanted = ahead.Wanted(name, given, folder, download, seed, with_test)
     data: object = ahead.taken(wanted)
     if data is None:

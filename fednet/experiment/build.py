@@ -462,6 +462,7 @@ def _setting(
         features=models.head_width(module),
         input_shape=input_shape,
         batch_norm=moves(module, layout, _BatchNorm),
+        convolutions=any(isinstance(part, nn.Conv2d) for part in module.modules()),
     )
 
 

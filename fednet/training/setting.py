@@ -79,6 +79,8 @@ class Setting:
     """Of one sample."""
     batch_norm: bool = False
     """Whether the model has BatchNorm that is trained."""
+    convolutions: bool = True
+    """Whether it may have convolutions of images; without any, no module is made to try it."""
 
     def module(self) -> nn.Module:
         """Returns a new module of the model, as it was initialised."""
@@ -96,10 +98,10 @@ class Setting:
         computes its variance on a CPU as the mean square minus the square of the mean, which loses
         digits.
         """
+        if not self.convolutions:
+            return False
         made = self.module().eval()
         parts = list(made.modules())
-        if not any(isinstance(part, nn.Conv2d) for part in parts):
-            return False
         if any(isinstance(part, nn.GroupNorm) for part in parts):
             return False
         if len(self.input_shape) != 3:
