@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fednet import config
+from fednet import config, proc
 from fednet.cli.main import main
 from fednet.cli.report import open_runs
 from fednet.errors import CannotGoOn, ConfigError, Stopped
@@ -212,7 +212,7 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_leaves_the_cell_free(thr
         until(lambda: first.why, "its run was started", driver)
         run = int(first.why)
         rig.lose(driver)
-        until(lambda: not lock.running(run), "its run has ended")
+        until(lambda: not proc.running(run), "its run has ended")
     assert ran(three) == (["done"] * 3, [])
 
 
