@@ -399,7 +399,7 @@ class ServerProtocol:
         closed = self.rules.closed
         for worker in list(self.roster.workers.values()):
             if worker.here and silent is not None and now - worker.heard > silent:
-                # The silence was its time to come back.
+                # It was silent for as long as it may take to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self._lose(worker, worker.held)
             elif worker.gone_at is not None and self._too_long(worker.gone_at, closed):
@@ -407,7 +407,7 @@ class ServerProtocol:
                 if worker.state is WorkerState.AWAY:
                     self.roster.forget(worker)
             elif worker.gone_at is not None and self._too_long(worker.gone_at, silent):
-                # It may be awaited for ever, but not where others can do its tasks.
+                # Others do its tasks if they can, though the server waits for it without end.
                 self._replace(worker, self.roster.hosting)
         self._expire()
         self._assign()
@@ -470,7 +470,7 @@ class ServerProtocol:
                 self._take_back(t, TaskEvent.MISSING, "lost", same_attempt=True)
             else:
                 unwanted.discard(t.key)
-        # Of an earlier server's tasks this one may ask again.
+        # Tasks of an earlier server are not cancelled: this one may ask for the same.
         if join.inc == self.incarnation:
             for key in sorted(unwanted):
                 self._send(conn, m.Cancel(key=key))
@@ -667,7 +667,7 @@ class ServerProtocol:
             self._run_next(worker)
             self._assign()
         elif isinstance(beat, m.Progress) and beat.client in worker.ids:
-            # Its link is slow, not its worker, which is free for the next.
+            # While its reply is sent its worker is free for the next task.
             if beat.phase == m.UPLOADING:
                 self._run_next(worker, beat.client)
                 self._assign(worker)
@@ -709,7 +709,7 @@ class ServerProtocol:
             self._refuse_task(t, str(broken))
             return "refused"
         self._change(t, TaskEvent.ANNOUNCED)
-        t.run(self.now)  # though one before it was dropped without a word, and seems to
+        t.run(self.now)  # also where a task before it in the queue was never answered
         t.reply = reply
         t.up_conn = conn
         t.heard = self.now

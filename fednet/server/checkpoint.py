@@ -67,7 +67,7 @@ class Checkpoints:
             number = int(read_record(path, "it is counted again")["incarnation"]) + 1
         except (FileNotFoundError, StateError):
             starts = [event["incarnation"] for event in reading.events(run, "started")]
-            # One more, where there was any: the last may have got no further than its count.
+            # A server that ended before it wrote its event has taken a number too.
             number = max(starts) + 2 if starts else 1
         write_record(path, {"incarnation": number}, fsync=self._fsync)
         return number

@@ -169,7 +169,7 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
                 "them by: fednet keys server DIR)."
             )
         keyring = Keyring(where)
-    elif keys is not None:  # who gives keys believes that they are used
+    elif keys is not None:  # the user takes the run for an encrypted one
         raise ConfigError(
             f"--keys {keys}: is given while security.curve is false; add --set security.curve=true."
         )

@@ -84,13 +84,13 @@ class Exchanges:
                 self.clients.verdict([(reply.message.key, why, None)])
                 del exchange.found[client]
         exchange.encoding = time.monotonic() - exchange.opened
-        if self.conditions.faults.replay is None:  # else who counts is on record
+        if self.conditions.faults.replay is None:  # in a replay the record says who counts
             exchange.schedule.first = self.config.first
         source = self._source(exchange)
         # Replies that an earlier server received, in the order in which they came, are the first.
         for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
             source.expect(client)
-        if isinstance(source, RealTime):  # nobody else is asked where the exchange closes by these
+        if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
             while (over := source.over()) is not None:
                 self.take(exchange, Event(0.0, over, exchange.asked[over].reason))
         specs = [a.spec for a in exchange.asked.values() if not a.over]

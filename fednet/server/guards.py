@@ -149,7 +149,7 @@ class MaxShare(Guard):
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
         self._runs: dict[int, Run | None] = {}
-        self._counts: dict[int, int] = {}  # of those whose samples are lower_counts
+        self._counts: dict[int, int] = {}  # by client whose samples are lowered
 
     def admit(self, client: int, up: Payload) -> None:
         self._runs[client] = run_of(up)

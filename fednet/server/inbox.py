@@ -223,7 +223,9 @@ class Inbox:
             else:
                 self.withdraw(key)  # before a byte of the file changes: half of it is no reply
                 path = self._path(key)
-                Path(path).parent.mkdir(exist_ok=True)  # a run's directory that is gone stays so
+                Path(path).parent.mkdir(
+                    exist_ok=True
+                )  # a directory that was deleted is not made again
                 if os.path.exists(path) and is_read(path):
                     os.unlink(path)
                 if self._spares and not os.path.exists(path):

@@ -47,7 +47,7 @@ from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 
 # -- times, in seconds
-BOOK_S = 1.0  # how often the bytes of nobody are booked
+BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
 # How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
@@ -88,7 +88,7 @@ class ListeningClock:
 
     def __call__(self) -> float:
         now = self.monotonic()
-        # A pause is none of theirs wherever it struck, also before this server listens again.
+        # A pause of this process never counts as silence of the clients, whatever code it was in.
         return (min(now, self._listened + PAUSE_S) if self._counts else now) - self._missed
 
     def note_listened(self, counts: bool = True, alone: bool = False) -> None:
@@ -288,13 +288,13 @@ class ServerIO:
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
         self.inbox.close()
         self._send_composed()
-        # What waits for a verdict stays: a resume goes on with it.
+        # Accounts that wait for a verdict stay: a resumed run uses their replies.
         for conn in list(self.journal.book.open):
             self.link.closed(conn, awaited=not over)
         self.journal.flush()
         self.transport.close(linger_s)
         traffic = self.transport.traffic()
-        # Nobody reads any more: what the kernel has received beside what was read.
+        # Nobody reads any more: bytes that the kernel has received and nobody has read.
         for name, (_, received) in traffic.items():
             if isinstance(name, bytes):
                 self.link.undecoded(name, received, "the server stopped", self.protocol.round)

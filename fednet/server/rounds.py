@@ -143,7 +143,7 @@ class Rounds:
                 start = n if section.start == "all" else section.start
                 join_s = section.join_s(self.clients.alone)
                 self.clients.watch.await_clients(start, join_s)
-            # What was used until now is in no round's record.
+            # Processor time until now belongs to no round.
             self.resources.since(self.clients.processes())
             drive(self)
         except Stopped:
@@ -380,8 +380,8 @@ class Rounds:
             record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
         record.completed_by_phase = [*record.completed_by_phase, sorted(done)]
         if server is None:
-            # A void round never was: what its broadcast left out is not owed to those whose state
-            # goes back with it.
+            # A void round changes nothing: its clients go back to their states before it, and the
+            # residuals of its broadcast go with them.
             record.set(void=True, completed=[])
             round.spoiled = aggregation.spoiled
             round.after = round.before
