@@ -196,7 +196,12 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
     setting = experiment.setting
     base = NAMES + 2 * bytes_of(setting.blank) if experiment.base_comes else NAMES
 
+    known: dict[tuple[str, int], int] = {}  # where it depends on no client
+
     def largest(key: m.Key) -> int:
+        which = key.purpose, key.phase
+        if which in known:
+            return known[which]
         kinds = [] if method.Enrolment is None else [method.Enrolment]
         if key.purpose == "evaluate":
             kinds.append(experiment.evaluation)
@@ -209,6 +214,8 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
                 of = (field.kind, field.form, bounds.get(name))
                 # An evaluation's is not compressed.
                 total += max(experiment.down.size_of(*of)[1], experiment.exact.size_of(*of)[1])
+        if not experiment.sized_by_client:
+            known[which] = total
         return total
 
     return largest

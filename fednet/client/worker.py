@@ -177,6 +177,7 @@ class Worker:
         # do not, which tests/contract holds each of them to: large models save the time.
         self._checked = not shipped(type(experiment.algorithm).__module__)
         self._malicious = attacks.malicious(config)
+        self._masks = is_secure(experiment.algorithm)
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
 
@@ -305,7 +306,8 @@ class Worker:
                         )
                         own = privacy.at_client(config)
                         up = privacy.protect(up, x, own, self._noise, question, self._account)
-                    if is_secure(method):
+                    if self._masks:
+                        assert is_secure(method)
                         up = method.masked(key.phase, up, down, x, host)
 
                     turn("encoding")
@@ -314,7 +316,7 @@ class Worker:
                             config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
                         ),
                         Memory(past.next, past.next, f"{key.phase}/"),
-                        dataclasses.replace(past, field=f"{key.phase}/"),
+                        Memory(past.known, past.next, f"{key.phase}/"),
                         reference,
                     )
                     encoded = exp.up.encode(up, how, stay=here)
@@ -405,7 +407,7 @@ class Worker:
             state = method.enrolled(state, enrolment, host)
         kind = method.exchanges[task.key.phase].down
         down = exp.down.decode(kind, form, body, exp.agreed, fill, past=past)
-        if isinstance(body, Body) and method.only_sums and self.device.device.type != "cpu":
+        if isinstance(body, Body) and self.device.device.type != "cpu" and method.only_sums:
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}
             with self._lock:
@@ -440,7 +442,8 @@ class Worker:
             record = record.replace(buffers=trained.buffers, counters=trained.counters)
         new = trained if self.keeps_local and main else None
         # With a base model a version also says that the client has had what is sent once.
-        keep = new is not None or not record.empty or self.experiment.base_comes
+        empty = record.empty
+        keep = new is not None or not empty or self.experiment.base_comes
         if keep:
             saves()
             if new is not None:
@@ -449,7 +452,7 @@ class Worker:
                 new = self.store.local(key.client, start)
             self.store.save(key.client, key.version, record, new)
             self.store.prune(key.client, key.version, (start, task.keep))
-        return record.sha256, keep
+        return "" if empty else record.sha256, keep
 
     def _load_balanced(self) -> Pair:
         assert self._balanced is not None

@@ -203,11 +203,11 @@ class Experiment:
                 "counts": len(EVALUATED_MODELS) * 2 * self.setting.counts_width * 8,
                 "losses": len(EVALUATED_MODELS) * 8,
             }
-        if is_secure(self.algorithm):
-            return self.algorithm.most(payload, round)
         if not self.sized_by_client:
             # Nothing is left open. Counting a client's classes would be slow.
             return {}
+        if is_secure(self.algorithm):
+            return self.algorithm.most(payload, round)
         return self.algorithm.sizes(payload, self.facts(client))
 
     def payload_bytes(

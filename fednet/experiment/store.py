@@ -45,8 +45,9 @@ class Record(State):
     @property
     def empty(self) -> bool:
         """Returns whether nothing is kept between rounds."""
-        own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
-        return own and self.buffers is None and not self.residuals
+        if self.buffers is not None or self.residuals:
+            return False
+        return self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
 
     def past(self, where: str) -> Memory:
         """Returns what compressors remember: for its next messages, and to be kept in the next

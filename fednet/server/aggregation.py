@@ -80,7 +80,7 @@ class Aggregation:
                 n = run.n
                 for guard in self._counting:
                     n = guard.samples(client, n)
-                found[client] = dataclasses.replace(run, n=n)
+                found[client] = run if n == run.n else dataclasses.replace(run, n=n)
         return found
 
     def add(self, client: int, reply: ReceivedReply) -> None:

@@ -22,7 +22,7 @@ import torch
 from msgspec import structs
 
 from fednet import seeds
-from fednet.algorithms.base import Payload
+from fednet.algorithms.base import Algorithm, Payload
 from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import (
@@ -154,8 +154,11 @@ class Exchanges:
                 spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
             return asked
 
-        down = method.broadcast(before.server, index, client)
         last = exchange.last
+        if last is not None and type(method).broadcast is Algorithm.broadcast:
+            down = last[0]  # it sends the same to each client
+        else:
+            down = method.broadcast(before.server, index, client)
         # Where bytes depend on what a client remembers, each has its own.
         values = vars(down).values()
         same = last is not None and all(map(operator.is_, vars(last[0]).values(), values))
@@ -438,6 +441,8 @@ class Exchanges:
         """
         exp = self.experiment
         training = exchange.purpose == "train"
+        if training and not exchange.judge:
+            return {}
         found = {}
         for client, reply in exchange.done.items():
             counts = reply.evaluation if training else reply.take_payload()

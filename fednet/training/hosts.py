@@ -124,8 +124,9 @@ class ClientHost:
 
     def close(self) -> None:
         """Gives back the models that it worked with: the next task may overwrite them."""
-        self._given.take_back(self._lent)
-        self._lent = []
+        if self._lent:
+            self._given.take_back(self._lent)
+            self._lent = []
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -264,7 +265,9 @@ class ClientHost:
             descent.memory = found
         if self.pack is not None and loss is None and descent.steps and descent.trained:
             seed = setting.config.seed
-            descent.draws = seeds.key(seed, "dropout" + where, self.round, self.client_id)
+            if self._given.may_draw:
+                name = "dropout" + where
+                descent.draws = seeds.key(seed, name, self.round, self.client_id)
             descent.start = start
             run = self.pack(descent)
             self.trained = descent.after

@@ -19,10 +19,10 @@ from fednet.wire.codec import Body
 def _as_received(frames: Frames) -> tuple[Any, ...]:
     """The header is copied; a payload, which nobody writes to any more, is not."""
     header, *rest = frames
-    return (
-        bytes(header),
-        *(f if isinstance(f, Body) else memoryview(f).toreadonly() for f in rest),
-    )
+    carried: list[Any] = [bytes(header)]
+    for frame in rest:
+        carried.append(frame if isinstance(frame, Body) else memoryview(frame).toreadonly())
+    return tuple(carried)
 
 
 class Inproc:
