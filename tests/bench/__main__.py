@@ -97,10 +97,19 @@ def _card(args: argparse.Namespace, folder: Path) -> Shown:
 
 
 def _pack(args: argparse.Namespace, folder: Path) -> Shown:
+    (clients,) = args.clients or [10]
+    names = _known("workload", args.workload or ["cnn"], WORKLOADS)
+    if args.against:
+        if args.device:
+            raise ConfigError("--against runs whole rounds on the processor: without --device.")
+        yield from _against(
+            args, {f"{n}, {clients} clients in one pack": ("pack", n, clients, {}) for n in names}
+        )
+        return
+
     from tests.bench import pack  # imports torch
 
-    (clients,) = args.clients or [10]
-    for name in _known("workload", args.workload or ["cnn"], WORKLOADS):
+    for name in names:
         record = pack.bench(name, clients, args.device or "auto", args.repeat)
         yield record, [pack.line(record)]
 
@@ -178,7 +187,11 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Path], Shown], st
         "workload rounds cohort pfl limit repeat against",
     ),
     "card": ("all that is measured on a GPU", _card, "device part limit"),
-    "pack": ("several clients trained as one", _pack, "workload clients device repeat"),
+    "pack": (
+        "several clients trained as one",
+        _pack,
+        "workload clients device repeat against",
+    ),
     "replies": ("small replies a second, by connections", _replies, "connections repeat against"),
     "books": ("size of the books, and seconds of a report", _books, "clients rounds repeat"),
     "secagg": ("secure aggregation: bytes and seconds", _secagg, "clients dropout"),

@@ -20,7 +20,8 @@ from fednet.plain import JsonDict, JsonMapping
 from tests.bench.run import ENVIRONMENT, cell, spread
 
 ROOT = Path(__file__).parents[2]
-# ("run", a workload, its workers or None for one process, what differs from the workload) or
+# ("run", a workload, its workers or None for one process, what differs from the workload),
+# ("pack", a workload, clients that one process trains together, {}) or
 # ("replies", "", connections, {})
 Work = tuple[str, str, int | None, dict[str, int]]
 # Figures of a run, and what they are called. A version that does not measure one leaves it out.
@@ -44,7 +45,13 @@ if kind == "replies":
 else:  # without torch: the pages of its libraries would be shared with the run's
     from tests.bench import run
     from tests.bench.workloads import WORKLOADS
-    found = run.fednet(dataclasses.replace(WORKLOADS[name], **changes), Path(folder), number)
+    train = None
+    if kind == "pack":
+        changes = {"clients": number, "per_round": number}
+        train = {"pack": number}
+        number = None
+    work = dataclasses.replace(WORKLOADS[name], **changes)
+    found = run.fednet(work, Path(folder), number, train=train)
 print(json.dumps(found))
 """
 

@@ -31,6 +31,7 @@ TINY = replace(WORKLOADS["W6"], clients=4, per_round=2, samples=4, batch_size=2,
         ("round --workload W1,moon", "unknown workload 'moon'"),
         ("card --part moon", "unknown part 'moon'"),
         ("ways --against HEAD --limit 9", "--against runs fednet alone"),
+        ("pack --against HEAD --device cpu", "without --device"),
         ("moon", "invalid choice: 'moon'"),
     ],
 )
@@ -131,15 +132,21 @@ def test_a_version_is_measured_in_its_own_tree(tmp_path):
     (tmp_path / "tests" / "bench").mkdir(parents=True)
     for package in ("tests", "tests/bench"):
         (tmp_path / package / "__init__.py").touch()
-    told = "def fednet(work, folder, workers): return {'cpu_s': work.rounds + workers, 'other': 1}"
+    told = (
+        "def fednet(work, folder, workers, train):\n"
+        "    if train:\n"
+        "        return {'cpu_s': work.clients + work.per_round + train['pack']}\n"
+        "    return {'cpu_s': work.rounds + workers, 'other': 1}"
+    )
     (tmp_path / "tests" / "bench" / "run.py").write_text(told)
     (tmp_path / "tests" / "bench" / "workloads.py").write_text(
         "import dataclasses\n"
-        "Work = dataclasses.make_dataclass('Work', ['rounds'])\n"
-        "WORKLOADS = {'W2': Work(40)}"
+        "Work = dataclasses.make_dataclass('Work', ['rounds', 'clients', 'per_round'])\n"
+        "WORKLOADS = {'W2': Work(40, 8, 8)}"
     )
     assert against.measured(tmp_path, ("run", "W2", 2, {})) == {"cpu_s": 42}
     assert against.measured(tmp_path, ("run", "W2", 2, {"rounds": 3})) == {"cpu_s": 5}
+    assert against.measured(tmp_path, ("pack", "W2", 5, {})) == {"cpu_s": 15}
     with pytest.raises(CannotGoOn, match="KeyError: 'W9'"):
         against.measured(tmp_path, ("run", "W9", 2, {}))
 
