@@ -57,8 +57,8 @@ PAUSE_S = 1.0  # of what passes between two times that a server listens, at most
 
 # -- messages of a wake-up
 TOGETHER = 64  # that are dealt with before anything leaves
-# Bytes of a body from which on a message is dealt with by itself: its sender waits. In one process
-# nobody does.
+# Bytes of a body from which on a message is dealt with by itself, since its sender waits: not where
+# tensors are handed over within a process.
 LARGE_BYTES = 1 << 16
 
 # -- what peers may send that brings the run nothing
@@ -423,7 +423,7 @@ class ServerIO:
                 self.link.record_received(conn, message, body, frames, stray)
             self._do(instructions)
             self._heard += 1
-            large = body is not None and not self.inline and len(body) >= LARGE_BYTES
+            large = isinstance(body, memoryview) and len(body) >= LARGE_BYTES
             if large or self._heard >= TOGETHER:
                 self._conclude()
         if useless and not stranger:
