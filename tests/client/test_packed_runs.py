@@ -104,10 +104,10 @@ def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_c
     expected = rooms.hashes(rooms.run(tmp_path / "room", **run))
     work, turns = Worker.work, itertools.count()
 
-    def crowded(self, task, *rest):
+    def crowded(self, *given, **named):
         if next(turns) < short:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return work(self, task, *rest)
+        return work(self, *given, **named)
 
     monkeypatch.setattr(Worker, "work", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **run)) == expected
