@@ -441,7 +441,7 @@ class Exchanges:
         """
         exp = self.experiment
         training = exchange.purpose == "train"
-        if training and not exchange.judge:
+        if training and not exchange.evaluates:
             return {}
         found = {}
         for client, reply in exchange.done.items():
