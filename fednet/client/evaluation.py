@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
+from fednet.config import Config
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import (
     EVALUATED_MODELS,
     DetailedEvaluationReply,
     EvaluationReply,
-    keeps_local,
 )
 from fednet.experiment.store import Record
 from fednet.loading import WrongPart, place
@@ -23,6 +23,14 @@ from fednet.training.hosts import ClientHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
 from fednet.wire.payload import tensors_of, weights_of
+
+
+def keeps_local(config: Config, personalised: bool) -> bool:
+    """Returns whether clients keep their last local model, to evaluate it."""
+    section = config.evaluate
+    if not section.every or section.clients == "none":
+        return False
+    return personalised or section.most is None or config.clients <= section.most
 
 
 def evaluate_in_training_task(

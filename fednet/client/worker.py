@@ -30,7 +30,7 @@ from fednet.data.federation import Site
 from fednet.errors import BaseAbsent, ConfigError, RemoteProtocolError, StateAbsent
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import SPLIT, keeps_local
+from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest, write_aside
 from fednet.models.start import BASE, unpack_state_dict
@@ -160,7 +160,7 @@ class Worker:
         self.pack = pack
         self.policy = policy
         self.device = Device(device, site, packed=pack is not None)
-        self.keeps_local = keeps_local(config, experiment.algorithm.personalised)
+        self.keeps_local = evaluation.keeps_local(config, experiment.algorithm.personalised)
         self._secrets = secrets
         self._account = answers.account if answers else None
         self._noise = privacy.noise_of(

@@ -1,25 +1,20 @@
-"""Evaluations: when there is one, which clients it asks, and the payloads of its messages. A client
-answers with integer counts, so that sums over clients are exact.
+"""The payloads of an evaluation's messages. A client answers with integer counts, so that sums over
+clients are exact.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
 import torch
 
-from fednet import seeds
 from fednet.algorithms.base import Algorithm, Nothing, Payload, Weights, kind
-from fednet.config import Config
 from fednet.errors import RemoteProtocolError
-from fednet.experiment import selection
 from fednet.plain import JsonDict
 from fednet.records import EVALUATED_MODELS
 from fednet.training import metrics
-from fednet.training.evaluation import Counts
 
 # Of `EVALUATED_MODELS`, those that are tested on as many samples of each class.
 BALANCED = ("balanced", "finetuned_balanced")
@@ -32,12 +27,6 @@ class GlobalModel(Payload):
     """
 
     x: Weights
-
-
-def evaluation_due(config: Config, round: int) -> bool:
-    """Returns whether a round is evaluated."""
-    every = config.evaluate.every
-    return every > 0 and (round % every == 0 or round == config.rounds)
 
 
 def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:
@@ -147,43 +136,3 @@ class DetailedEvaluationReply(EvaluationReply):
         mine = (places >= row * size) & (places < (row + 1) * size)
         vector[places[mine] - row * size] = counts[mine]
         return metrics.counts_by_name(vector, shapes)
-
-
-def evaluated_clients(config: Config, round: int = 0) -> list[int]:
-    """Returns the clients that an evaluation after a round asks, those that are held out too: all,
-    or the same sample each time (`evaluate.most`), less those that are gone.
-    """
-    most = config.evaluate.most
-    if most is None or config.clients <= most:
-        drawn = list(range(config.clients))
-    else:
-        draw = seeds.rng(config.seed, "evaluate/clients")
-        drawn = sorted(int(one) for one in draw.choice(config.clients, most, replace=False))
-    left_out = selection.clients_gone(config, round)
-    return [client for client in drawn if client not in left_out]
-
-
-def keeps_local(config: Config, personalised: bool) -> bool:
-    """Returns whether clients keep their last local model, to evaluate it."""
-    section = config.evaluate
-    if not section.every or section.clients == "none":
-        return False
-    return personalised or section.most is None or config.clients <= section.most
-
-
-def counts_by_model(
-    payload: EvaluationReply, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Counts]:
-    """Returns the counts by model; models that were not evaluated are left out. shapes:
-    `Setting.more`.
-    """
-    found = {}
-    for row, name in enumerate(EVALUATED_MODELS):
-        table = payload.counts[row].numpy().astype(np.int64)
-        n = int(table[1].sum())
-        more: Callable[[], JsonDict] = dict
-        if isinstance(payload, DetailedEvaluationReply):
-            more = functools.partial(payload.of, row, shapes)  # dense only while it is used
-        if n:
-            found[name] = Counts(table, float(payload.losses[row]), n, more)
-    return found

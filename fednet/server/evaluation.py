@@ -15,7 +15,6 @@ from fednet import world
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.algorithms.state import PerClient, State, content_sha256
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import evaluated_clients, evaluation_due
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
@@ -23,6 +22,7 @@ from fednet.records import Client, Round
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
+from fednet.server.evaluated import evaluated_clients, evaluation_due
 from fednet.server.exchange import OpenRound, RunState
 from fednet.server.guards import lower_counts, share_of_one
 from fednet.tensors import combine

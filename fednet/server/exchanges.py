@@ -25,17 +25,13 @@ from fednet import seeds
 from fednet.algorithms.base import Algorithm, Payload
 from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import (
-    EvaluationReply,
-    counts_by_model,
-    evaluated_clients,
-    evaluation_due,
-)
+from fednet.experiment.evaluations import EvaluationReply
 from fednet.ids import as_text
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, TaskSpec, end_of
 from fednet.server.clients import Clients
 from fednet.server.clock import task_bytes
 from fednet.server.conditions import Conditions
+from fednet.server.evaluated import counts_by_model, evaluated_clients, evaluation_due
 from fednet.server.exchange import OpenExchange, RunState
 from fednet.server.faults import drops
 from fednet.server.inbox import ReceivedReply, evaluation_in

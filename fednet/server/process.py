@@ -13,7 +13,6 @@ from fednet.config import Config
 from fednet.errors import CannotGoOn, ClientsJoin, FednetError
 from fednet.experiment import build, determinism, placement, privacy
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.rundir import log_to, resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
@@ -21,6 +20,7 @@ from fednet.records import Summary, reading
 from fednet.server.clients import connect_clients
 from fednet.server.conditions import Conditions
 from fednet.server.endpoint import Endpoint
+from fednet.server.evaluated import evaluated_clients
 from fednet.server.exchanges import Exchanges
 from fednet.server.records import Records
 from fednet.server.rounds import Rounds

@@ -15,9 +15,9 @@ import fednet
 from fednet.client import evaluation
 from fednet.errors import RemoteProtocolError
 from fednet.experiment import build
-from fednet.experiment.evaluations import evaluated_clients
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports, inbox
+from fednet.server.evaluated import evaluated_clients
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
