@@ -89,7 +89,7 @@ class Registry:
         found = apart.get()
         return None if found is None else found.setdefault(self.kind, {})
 
-    def _known(self) -> dict[str, Part]:
+    def _imported(self) -> dict[str, Part]:
         """Returns the imported parts by name."""
         return {**self._parts, **(self._apart() or {})}
 
@@ -118,14 +118,17 @@ class Registry:
 
     def loaded(self, name: str) -> Part:
         """Returns the part of that name if it was imported, else None."""
-        return self._known().get(name)
+        return self._imported().get(name)
 
     def names(self) -> list[str]:
-        return sorted({*self.index(), *self._known()})
+        return sorted({*self.index(), *self._imported()})
 
     def own(self) -> dict[str, Part]:
         """Returns the parts that are not fednet's: of loaded files and of installed packages."""
-        names = {*self._known(), *(e.name for e in self.index().values() if not shipped(e.module))}
+        names = {
+            *self._imported(),
+            *(e.name for e in self.index().values() if not shipped(e.module)),
+        }
         found = {name: self.get(name) for name in sorted(names)}
         return {name: part for name, part in found.items() if not shipped(part.__module__)}
 
@@ -223,7 +226,7 @@ ALL = {
 
 def homes() -> set[str]:
     """Returns the top-level modules of the imported parts that are not fednet's own."""
-    parts = (part for kind in ALL.values() for part in kind._known().values())
+    parts = (part for kind in ALL.values() for part in kind._imported().values())
     return {part.__module__.partition(".")[0] for part in parts} - {__name__.partition(".")[0]}
 
 

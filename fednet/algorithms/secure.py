@@ -96,7 +96,7 @@ class Secure(Algorithm):
         question = _bytes(down.question) if QUESTIONS[step] else b""
         return client, self.exchanges[phase].up(answer=_array(machine.answer(step, question)))
 
-    def masked(
+    def mask_reply(
         self, phase: int, up: Payload, down: OwnPayload, x: Tensors | None, host: ClientHost
     ) -> Payload:
         """Returns the masked reply that is sent. x: the weights that the client got."""
@@ -115,7 +115,7 @@ class Secure(Algorithm):
             point = self.point[how]
             vector = value.vector.detach().cpu().numpy()
             parts.append(point.encode(vector, weight if point.most > 1 else 1))
-            outside += point.clipped(vector)
+            outside += point.count_outside(vector)
         if outside:
             host.report(secagg_clipped=float(outside))
         entries = np.concatenate(parts)
@@ -173,7 +173,7 @@ class Secure(Algorithm):
         if machine.step is not None:
             return StateBetweenSteps(inner=inner, machine=machine)
         host.cohort = machine.survivors
-        return super().server_update(self._unmasked(machine, inner), inner, machine.survivors, host)
+        return super().server_update(self._unmask(machine, inner), inner, machine.survivors, host)
 
     def machine(self, server: object, round: int) -> SecureServer:
         """Returns the server's state machine of the protocol in this exchange."""
@@ -181,7 +181,7 @@ class Secure(Algorithm):
             return server.machine
         return SecureServer(self.terms(round))
 
-    def _unmasked(self, machine: SecureServer, inner: object) -> State:
+    def _unmask(self, machine: SecureServer, inner: object) -> State:
         """Returns the accumulator that the method would have had of the survivors' replies."""
         base = self.shared_model(inner)
         total = machine.total

@@ -106,11 +106,11 @@ def prepare(
     def site(device: str, client: int) -> Site:
         if own:
             return own[client].site(0, device)
-        return experiment.divided.site(client, device)
+        return experiment.known_federation.site(client, device)
 
     def balanced(device: str) -> Pair:
         """Returns (x, y) on `device`: as many test samples of each class."""
-        data = experiment.divided.data
+        data = experiment.known_federation.data
         chosen = balanced_test(data, config.seed)
         return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
 

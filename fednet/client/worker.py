@@ -242,7 +242,7 @@ class Worker:
 
         # A model that comes without buffers gets the client's own, or the initial ones.
         held = record.own(exp.setting.initial)
-        fill = exp.agreed if held is None else held.select(exp.shared)
+        fill = exp.initial_shared if held is None else held.select(exp.shared)
 
         with self.device.stream():
             step("loading", 0, 0)
@@ -282,7 +282,7 @@ class Worker:
                     past = record.past(f"down/{key.phase}/")
                     state, down = self._decode(exp, task, body, record, fill, host, past)
                     x = weights_of(down)
-                    reference = exp.agreed if x is None else x
+                    reference = exp.initial_shared if x is None else x
 
                     host.secrets = self._secrets
                     if config.train.keep_optimizer:
@@ -308,7 +308,7 @@ class Worker:
                         up = privacy.protect(up, x, own, self._noise, question, self._account)
                     if self._masks:
                         assert is_secure(method)
-                        up = method.masked(key.phase, up, down, x, host)
+                        up = method.mask_reply(key.phase, up, down, x, host)
 
                     turn("encoding")
                     how = Compression(
@@ -323,7 +323,7 @@ class Worker:
                     form = encoded.form
                     sent = encoded.body
                     if self._checked:
-                        sent = sent.copied()
+                        sent = sent.copy()
                     if task.evaluates and main:
                         turn("evaluating")
                         found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
@@ -406,7 +406,7 @@ class Worker:
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.enrolled(state, enrolment, host)
         kind = method.exchanges[task.key.phase].down
-        down = exp.down.decode(kind, form, body, exp.agreed, fill, past=past)
+        down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
         if isinstance(body, Body) and self.device.device.type != "cpu" and method.only_sums:
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}

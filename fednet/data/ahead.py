@@ -2,7 +2,7 @@
 seconds.
 
 `begin` forks a process that makes them with NumPy alone, in memory that this process then maps;
-`taken` waits for them. A dataset whose file imports torch, one of the user's own, and one with
+`take` waits for them. A dataset whose file imports torch, one of the user's own, and one with
 which something is wrong are left to this process, as if nothing had begun.
 """
 
@@ -134,7 +134,7 @@ def _read(wanted: Wanted, held: memoryview) -> Raw | None:
     return Raw(**found)
 
 
-def taken(wanted: Wanted) -> Raw | None:
+def take(wanted: Wanted) -> Raw | None:
     """Returns what was begun, once it is made; None if it was not begun, or not made."""
     global _begun
     if _begun is None:

@@ -153,7 +153,7 @@ class Data:
     def _held(self) -> dict[torch.device, Split]:
         return {}
 
-    def held(self, device: torch.device) -> Split:
+    def raw_samples(self, device: torch.device) -> Split:
         """Returns the raw training samples on `device`, where they are copied once."""
         found = self._held.get(device)
         if found is None:

@@ -60,7 +60,7 @@ class Site:
         """(x, y): these rows of all training samples of `data` as model inputs on `device`, one
         behind the other; for a site that is `together`.
         """
-        x, y = self.data.held(self.device)
+        x, y = self.data.raw_samples(self.device)
         at = to_device(torch.from_numpy(index), self.device)
         taken = map_inputs(x, lambda part: part.index_select(0, at))
         return self.data.inputs(taken, self.device), y.index_select(0, at)

@@ -86,7 +86,7 @@ def make_data(
     """
     folder = str(Path(root)) if root else None
     wanted = ahead.Wanted(name, given, folder, download, seed, with_test)
-    data: object = ahead.taken(wanted)
+    data: object = ahead.take(wanted)
     if data is None:
         # Random draws of a dataset are the same in every process, and for every seed of a run.
         with seeds.scope(0, "dataset"):

@@ -84,7 +84,7 @@ class Experiment:
         return tuple(dict.fromkeys((self.setting, *self.unlike.values())))
 
     @functools.cached_property
-    def divided(self) -> Federation:
+    def known_federation(self) -> Federation:
         """Returns the run's data. Not to be used where sites bring their own."""
         assert self.federation is not None
         return self.federation
@@ -111,7 +111,7 @@ class Experiment:
         )
 
     @functools.cached_property
-    def agreed(self) -> Tensors:
+    def initial_shared(self) -> Tensors:
         """Returns the model that every client has: the initial one. A state that is compressed with
         loss is sent as the difference to it.
         """
@@ -130,7 +130,7 @@ class Experiment:
             return self.shared.digest
         return (
             self.shared.digest[:32]
-            + (self.sha256 if self.base_comes else self.agreed.sha256())[:32]
+            + (self.sha256 if self.base_comes else self.initial_shared.sha256())[:32]
         )
 
     @functools.cached_property
@@ -193,7 +193,7 @@ class Experiment:
 
     def samples(self, client: int) -> int:
         """Returns the most samples that the client can train on: its own, and the public ones."""
-        return len(self.divided.parts[client]) + len(self.divided.public)
+        return len(self.known_federation.parts[client]) + len(self.known_federation.public)
 
     def bounds(self, payload: type[Payload], client: int, round: int = 1) -> dict[str, int]:
         """Returns the largest size in bytes of each field whose declaration leaves it open."""

@@ -57,7 +57,7 @@ class Lora(nn.Module):
         product = self.lora_B.double() @ self.lora_A.double().flatten(1)
         return (self.scale * product).view(self.weight.shape)
 
-    def taken(self, x: torch.Tensor) -> torch.Tensor:
+    def in_factor_type(self, x: torch.Tensor) -> torch.Tensor:
         """x as A takes it."""
         return x if self.weight.dtype == self.lora_A.dtype else x.to(self.lora_A.dtype)
 
@@ -68,13 +68,13 @@ class Lora(nn.Module):
 
 class LoraLinear(Lora, nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = F.linear(F.linear(self.taken(x), self.lora_A), self.lora_B)
+        low = F.linear(F.linear(self.in_factor_type(x), self.lora_A), self.lora_B)
         return self.sum(super().forward(x), low)
 
 
 class LoraConv2d(Lora, nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = self._conv_forward(self.taken(x), self.lora_A, None)
+        low = self._conv_forward(self.in_factor_type(x), self.lora_A, None)
         return self.sum(super().forward(x), F.conv2d(low, self.lora_B[:, :, None, None]))
 
 

@@ -104,9 +104,9 @@ def measure_pace(cell: Cell, device: str) -> Pace | str:
         torch.set_num_threads(config.train.threads)
         exp = build.build(config, None)
         here = place(device)[0]
-        sizes = [len(part) for part in exp.divided.parts]
+        sizes = [len(part) for part in exp.known_federation.parts]
         client = sizes.index(max(sizes))
-        splits = exp.divided.site(client, here)
+        splits = exp.known_federation.site(client, here)
         host = ClientHost(exp.setting, exp.scratch(here), client, 1, splits=splits)
 
         def timed(many: int) -> float:

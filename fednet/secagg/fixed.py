@@ -48,7 +48,7 @@ class FixedPoint:
         out[-1] = weight
         return out
 
-    def clipped(self, x: Floats) -> int:
+    def count_outside(self, x: Floats) -> int:
         """Returns how many entries are outside [-c, c]."""
         return int(np.count_nonzero(np.abs(x) > self.clip))
 

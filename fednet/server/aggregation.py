@@ -182,7 +182,7 @@ class Aggregation:
             up = exp.up.decode(
                 self._up,
                 *own,
-                self._clients.sent.get(client, exp.agreed),
+                self._clients.sent.get(client, exp.initial_shared),
                 fill=self._fill,
                 sound=True,
                 past=self.exchange.past(client, "up"),
@@ -245,7 +245,7 @@ class Aggregation:
             if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
                 return None, f"its reply gives no model: {f.name} is not finite", None
         norm = 0.0 if x is None else x.rough_norm
-        most = GROWTH * max(1.0, self.experiment.agreed.rough_norm)
+        most = GROWTH * max(1.0, self.experiment.initial_shared.rough_norm)
         if norm > most:
             found = f"a model of norm {norm:.3g}, where {most:.3g} is {GROWTH:g} times its first"
             return None, f"its reply gives no model: {found}", None
@@ -301,7 +301,7 @@ def filling(experiment: Experiment, before: State) -> Tensors:
     """The model whose buffers replace those that clients do not send."""
     x = experiment.algorithm.shared_model(before)
     whole = x is not None and x.layout == experiment.shared
-    return x if x is not None and whole else experiment.agreed
+    return x if x is not None and whole else experiment.initial_shared
 
 
 def _theirs(broken: Exception) -> str:

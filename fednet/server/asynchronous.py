@@ -145,8 +145,8 @@ class Updates(Rounds):
                 experiment.algorithm.exchanges[0].down,
                 form[down.enrol :],
                 data[cut:],
-                experiment.agreed,
-                fill=experiment.agreed,
+                experiment.initial_shared,
+                fill=experiment.initial_shared,
             )
             spec = TaskSpec(
                 client,

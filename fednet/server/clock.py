@@ -83,11 +83,11 @@ class VirtualClock:
         until = self.world.until(client, at)
         stays = 0.0 if until is None else until - at
         link = self._link(client)[0]
-        came = link.carried("down", at, stays)
+        came = link.bytes_leaving("down", at, stays)
         if came < down:
             return Leaves(down=math.ceil(came / m.PART))
         begins = link.time(down, "down", at) + self._training(client, steps, slow, delay)
-        went = link.carried("up", at + begins, stays - begins)
+        went = link.bytes_leaving("up", at + begins, stays - begins)
         return None if math.isinf(went) else Leaves(up=math.ceil(went))
 
     @property

@@ -165,7 +165,7 @@ class Exchanges:
                 lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
                 Memory(exchange.residuals, exchange.residuals, f"{index}/"),
                 exchange.past(client, "down"),
-                exp.agreed,
+                exp.initial_shared,
                 exchange.cache,
             )
             encoded = exp.down.encode(down, how)

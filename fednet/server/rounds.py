@@ -107,7 +107,7 @@ class Rounds:
         resumed = self.records.resumed
         checkpoints = self.records.checkpoints
         if resumed is None:
-            first = self.method.init_server(self.setup.experiment.agreed)
+            first = self.method.init_server(self.setup.experiment.initial_shared)
             server = on_disk(self.method.prepare(first, self.setup.host), checkpoints.rows)
             self.carried = RunState(server, {}, {}, {})
         else:

@@ -153,7 +153,7 @@ class Tensors:
 
     def clone(self) -> Tensors:
         """Returns a copy that shares no memory with this one."""
-        copy = Tensors(self.layout, *map(_copied, (self.vector, self.buffers, self.counters)))
+        copy = Tensors(self.layout, *map(_copy_vector, (self.vector, self.buffers, self.counters)))
         known = self._known_norm()
         return copy if known is None else copy.with_norm(known)
 
@@ -373,7 +373,7 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
+def _copy_vector(x: torch.Tensor) -> torch.Tensor:
     """Returns a copy of a flat vector; of one without elements itself."""
     if not x.shape[0]:
         return x

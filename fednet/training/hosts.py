@@ -131,9 +131,9 @@ class ClientHost:
     @cached_property
     def scratch(self) -> Scratch:
         """A model to work with. Clients that are trained together have one each if they need it."""
-        return self._given if self.pack is None else self._borrowed()
+        return self._given if self.pack is None else self._borrow_scratch()
 
-    def _borrowed(self) -> Scratch:
+    def _borrow_scratch(self) -> Scratch:
         lent = self._given.lend()
         self._lent.append(lent)
         return lent
@@ -175,7 +175,7 @@ class ClientHost:
         """Returns a further module of the same architecture holding x, in eval mode, without
         gradients.
         """
-        module = self._borrowed().load(self.whole(x)).eval()
+        module = self._borrow_scratch().load(self.whole(x)).eval()
         for p in module.parameters():
             p.requires_grad_(False)
         return module

@@ -297,7 +297,7 @@ def _steppers(descent: Descent, made: Sequence[Optimizer]) -> list[Optimizer | C
     return [corrected, *made[1:]]
 
 
-def _captured(descent: Descent) -> graphs.Captured | None:
+def _captured_step(descent: Descent) -> graphs.Captured | None:
     """Returns the captured step of such descents; None where steps are not replayed. Steps that
     draw, or depend on earlier ones, cannot be captured. There are no tensors beside the model.
     """
@@ -314,7 +314,7 @@ def _captured(descent: Descent) -> graphs.Captured | None:
     return graphs.get_or_make(scratch.replays, key, lambda: graphs.Captured(device))
 
 
-def _shuffled(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.Tensor]:
+def _shuffle(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.Tensor]:
     """Returns the samples in the order of the next epoch, on the device: gathered once, so that a
     batch is a view.
     """
@@ -350,7 +350,7 @@ def _descend(
     steppers = _steppers(descent, optimizers.made)
     cast, scale = autocast(recipe.precision, device)
     extras = () if beside is None else (beside,)
-    replay = None if beside else _captured(descent)
+    replay = None if beside else _captured_step(descent)
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 
@@ -383,7 +383,7 @@ def _descend(
     seen = 0
     step = 0
     while step < descent.steps:
-        x, y = _shuffled(descent, augment)
+        x, y = _shuffle(descent, augment)
         for start, end in descent.cuts[: descent.steps - step]:
             step += 1
             if recipe.local_schedule != "constant":

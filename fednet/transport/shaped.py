@@ -44,7 +44,7 @@ class LinkShape:
         """Seconds from the first byte's leaving to the last one's arrival, on an idle link."""
         return self.busy(nbytes, direction, at) + self.latency_ms / 1e3
 
-    def carried(self, direction: Direction, at: float, seconds: float) -> float:
+    def bytes_leaving(self, direction: Direction, at: float, seconds: float) -> float:
         """Bytes that leave from second `at` on within so many seconds; infinite without a limit."""
         if seconds <= 0:
             return 0.0

@@ -76,7 +76,7 @@ class Body:
     def __len__(self) -> int:
         return self.size
 
-    def copied(self) -> Body:
+    def copy(self) -> Body:
         """Returns it in memory of its own: a method may keep what it returned, and change it before
         the payload is sent or used.
         """
@@ -246,7 +246,7 @@ class Codec:
             seen[name] = value
             layout = self.layouts.get(field.form)
             if layout is None:
-                data, parts = _packed(field.form, value)
+                data, parts = _pack_field(field.form, value)
                 values.append(data)
                 form.append(Field(name, field.kind, len(data), len(data), parts))
                 continue
@@ -260,7 +260,7 @@ class Codec:
                 continue
             compressed, decoded = self._compress(name, field.kind, chain, value, part, how)
             seen[name] = value.to("cpu").with_vector(decoded)
-            data = _joined([memoryview(compressed), _raw(part.buffers), _raw(part.counters)])
+            data = _join([memoryview(compressed), _raw(part.buffers), _raw(part.counters)])
             values.append(data)
             form.append(Field(name, field.kind, len(data), layout.nbytes, []))
         return Encoded(tuple(form), Body(values), type(payload)(**seen))
@@ -435,7 +435,7 @@ def _with_layout(value: Tensors, layout: Layout) -> Tensors:
     return Tensors.zeros(layout, value.device).with_vector(value.vector)
 
 
-def _packed(form: str, value: Any) -> tuple[Buffer, list[tuple[str, str, list[int]]]]:
+def _pack_field(form: str, value: Any) -> tuple[Buffer, list[tuple[str, str, list[int]]]]:
     """Returns the bytes of a field other than tensors, and name, dtype and shape of each array that
     they are of.
     """
@@ -448,10 +448,10 @@ def _packed(form: str, value: Any) -> tuple[Buffer, list[tuple[str, str, list[in
     else:
         named = {"x": value.x, "y": value.y}
     parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
-    return _joined([_raw(v) for v in named.values()]), parts
+    return _join([_raw(v) for v in named.values()]), parts
 
 
-def _joined(arrays: list[memoryview]) -> Buffer:
+def _join(arrays: list[memoryview]) -> Buffer:
     """Returns bytes one behind the other, without a copy where all are in the first."""
     if len(arrays[0]) == sum(map(len, arrays)):
         return arrays[0]

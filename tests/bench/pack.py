@@ -42,7 +42,7 @@ class Clients:
         determinism.set_switches(config.train)
         self.built = build.build(config)
         self.m, self.device = m, device
-        self.data = [self.built.divided.site(k, device).train for k in range(m)]
+        self.data = [self.built.known_federation.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
         self.trained: dict[int, Tensors] = {}

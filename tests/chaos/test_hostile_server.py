@@ -115,7 +115,7 @@ def message(exp, key: m.Key, down, **more) -> tuple[m.Task, bytes]:
 
 def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
     """Return a task that the method would give in round 1."""
-    server = exp.algorithm.init_server(exp.agreed)
+    server = exp.algorithm.init_server(exp.initial_shared)
     return message(exp, key, exp.algorithm.broadcast(server, key.phase, key.client), **more)
 
 
@@ -325,7 +325,7 @@ class SumTaker:
         if server.conn:
             server.transport.hang_up(server.conn)
         server.listen(lambda: server.said(m.Ready))
-        method, inner = exp.algorithm, exp.algorithm.init_server(exp.agreed)
+        method, inner = exp.algorithm, exp.algorithm.init_server(exp.initial_shared)
         machine = SecureServer(method.terms(1))
         for phase, step in enumerate(method.steps):
             gathered = Gathered()

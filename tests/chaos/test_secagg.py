@@ -177,7 +177,7 @@ def test_a_server_holds_no_single_vector_in_memory_log_or_checkpoint(tmp_path, p
         fed.until(lambda: fed.events("fault"))
         path = fed.until(lambda: next(fed.path.glob("state/*/client-0/*.local.safetensors"), None))
         exp = build.build(configuration.from_mapping(fed.mapping))
-        x = exp.agreed.vector.numpy()
+        x = exp.initial_shared.vector.numpy()
         y = read_state(path, LocalModel).x.vector.numpy()
         plan = configuration.from_mapping({**fed.mapping, **masked("secagg")})
         point = build.build(plan).algorithm.point["weighted"]

@@ -29,8 +29,8 @@ ahead.begin(typed, None)
 section = ahead.complete_data(typed.data)
 seed = typed.seed + (other == "other")
 wanted = ahead.Wanted(section.dataset, section.options, None, False, seed, True)
-found = ahead.taken(wanted)
-assert ahead.taken(wanted) is None, "it is taken once"
+found = ahead.take(wanted)
+assert ahead.take(wanted) is None, "it is taken once"
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:

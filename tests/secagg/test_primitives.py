@@ -71,7 +71,7 @@ def test_the_secret_is_among_those_without_the_wrong_shares(n, t, wrong):
 def test_fixed_point_by_hand():
     point = FixedPoint(bits=4, clip=7.0)  # L = 7: an integer is a unit
     assert point.encode(np.array([0.4, 2.6, -9.0, 7.0])).tolist() == [0, 3, -7, 7, 1]
-    assert point.clipped(np.array([0.4, 2.6, -9.0, 7.0])) == 1
+    assert point.count_outside(np.array([0.4, 2.6, -9.0, 7.0])) == 1
     weighted = FixedPoint(bits=4, clip=7.0, most=10)
     assert weighted.encode(np.array([7.0, 4.0]), 5).tolist() == [4, 2, 5]  # 3.5 to the even number
     assert weighted.encode(np.array([7.0]), 99).tolist() == [7, 10]

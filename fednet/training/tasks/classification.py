@@ -70,7 +70,7 @@ class Classification:
 
     def count_confusion(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(C, C) int64: samples by true class (row) and predicted class (column)."""
-        outputs, y = self._labelled(outputs, y)
+        outputs, y = self._labelled_positions(outputs, y)
         classes = outputs.shape[-1]
         cells = y * classes + outputs.argmax(dim=-1)
         return torch.bincount(cells, minlength=classes**2).view(classes, classes)
@@ -79,14 +79,14 @@ class Classification:
         """(2, C, BINS) int64: for each class, the samples of other classes [0] and its own [1] by
         the log-odds that they get for it, see `bins_of`.
         """
-        outputs, y = self._labelled(outputs, y)
+        outputs, y = self._labelled_positions(outputs, y)
         classes = outputs.shape[-1]
         bins = bins_of(log_odds(outputs))
         cells = (F.one_hot(y, classes) * classes + torch.arange(classes, device=y.device)) * BINS
         counts = torch.bincount((cells + bins).flatten(), minlength=2 * classes * BINS)
         return counts.view(2, classes, BINS)
 
-    def _labelled(
+    def _labelled_positions(
         self, outputs: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The outputs (n, C) and labels (n,) of all positions that have a label."""

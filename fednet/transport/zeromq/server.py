@@ -414,7 +414,11 @@ class ZmqServer:
         if user is not None:
             self._own(link, user)
         kernel = link.kernel
-        if kernel is not None and not kernel.kept and self._used() < self._room * 3 // 4:
+        if (
+            kernel is not None
+            and not kernel.kept
+            and self._descriptors_in_use() < self._room * 3 // 4
+        ):
             try:
                 kernel.keep()
                 self._kept += 1
@@ -490,12 +494,12 @@ class ZmqServer:
             if event == zmq.EVENT_LISTENING:
                 await_words(value)
             elif event == zmq.EVENT_ACCEPTED:
-                self._disconnected(value)  # whose end was not reported
+                self._on_disconnect(value)  # whose end was not reported
                 link = Connection(next(self._serial), value)
                 self._by_descriptor[value] = self._strangers[link.serial] = link
                 fresh.append(link)
             elif event == zmq.EVENT_DISCONNECTED:
-                self._disconnected(value)
+                self._on_disconnect(value)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse(
                     "a handshake failed: the client trusts another server's key, or only one of "
@@ -512,11 +516,11 @@ class ZmqServer:
                     continue  # gone already, and its descriptor perhaps a file's now
                 if self.keyring is None:
                     self._own(link, link.peer().rpartition(":")[0])
-        while self._strangers and self._used() > self._room:
+        while self._strangers and self._descriptors_in_use() > self._room:
             oldest = next(iter(self._strangers.values()))
             self._drop(oldest, f"more than {self._room} descriptors of connections")
 
-    def _used(self) -> int:
+    def _descriptors_in_use(self) -> int:
         return len(self._by_descriptor) + self._kept - len(self._leaving)
 
     def _own(self, link: Connection, owner: str) -> None:
@@ -550,7 +554,7 @@ class ZmqServer:
         self._refuse(reason, link.peer())
         link.hang_up()
 
-    def _disconnected(self, fd: int) -> None:
+    def _on_disconnect(self, fd: int) -> None:
         link = self._by_descriptor.pop(fd, None)
         if link is not None:
             self._disown(link)
@@ -603,7 +607,7 @@ class ZmqServer:
                 elif link.kernel is not None and link.kernel.over:
                     link.over_at = link.over_at or now
                     if now - link.over_at >= STALLED_S:
-                        self._disconnected(link.fd)
+                        self._on_disconnect(link.fd)
             self._watch_at = time.monotonic() + pause(WATCH_S, began)
 
     def _refuse(self, reason: str, address: str = "unknown") -> None:
