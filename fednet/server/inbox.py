@@ -223,9 +223,8 @@ class Inbox:
             else:
                 self.withdraw(key)  # before a byte of the file changes: half of it is no reply
                 path = self._path(key)
-                Path(path).parent.mkdir(
-                    exist_ok=True
-                )  # a directory that was deleted is not made again
+                # Only the round's folder: a run's directory that was deleted is not made again.
+                Path(path).parent.mkdir(exist_ok=True)
                 if os.path.exists(path) and is_read(path):
                     os.unlink(path)
                 if self._spares and not os.path.exists(path):
