@@ -11,6 +11,8 @@ PFL_CNN = {"name": "pfl_cnn"}
 CONVNET = {"name": "convnet3", "width": 128}
 MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
+BIG_MLP = {"name": "mlp", "hidden": [11_000, 11_000]}  # 155 M parameters, 620 MB
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -83,6 +85,7 @@ ALL = (
     # How the server's memory grows: by participants of a model of 45 MB, and by clients.
     *(Workload(f"P{n}", MLP, n, n, 8, **ONE_STEP, rounds=3) for n in (8, 32, 128)),
     *(Workload(f"N{n}", LENET, n, 20, 5, **ONE_STEP, rounds=20) for n in (100, 1000, 10_000)),
+    Workload("L", BIG_MLP, 3, 3, 8, **ONE_STEP, rounds=1),  # a model of 620 MB
     # What `pack` trains, for as many clients as it is asked for.
     Workload("cnn", LENET, 10, 10, 1024),
     Workload("mlp", MLP, 10, 10, 48, 8),
