@@ -42,7 +42,7 @@ def test_without_a_planned_fault_the_work_is_as_it_was():
     work, _ = trained(2)
     assert PlannedFaults().around(work, crash) is work
     assert PlannedFaults().due(0.0) == 0.0
-    assert PlannedFaults().sent([p.Out(m.Alive())]) == [p.Out(m.Alive())]
+    assert PlannedFaults().apply_to([p.Out(m.Alive())]) == [p.Out(m.Alive())]
 
 
 def test_a_client_that_is_dropped_before_training_does_nothing():
@@ -77,5 +77,5 @@ def test_a_slow_client_takes_so_many_times_as_long_and_a_delay_comes_on_top(monk
 
 def test_a_reply_is_doubled_and_nothing_else_that_is_sent_with_it():
     reply, part = p.Out(m.Reply(key=KEY, form=[], size=0)), p.Out(m.Part(key=KEY, index=0))
-    assert PlannedFaults({"duplicate": 0.0}).sent([reply, part]) == [reply, part, reply]
+    assert PlannedFaults({"duplicate": 0.0}).apply_to([reply, part]) == [reply, part, reply]
     assert PlannedFaults({"disconnect": 0.0}).after() == [p.Reconnect()]
