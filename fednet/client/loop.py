@@ -113,7 +113,7 @@ class Prepared:
     packs: Sequence[Packs] = ()
     together: int = 1
     beside: bool = False
-    largest: Callable[[m.Key], int] = lambda key: p.MOST
+    largest: Callable[[m.Key], int] = lambda key: p.UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)

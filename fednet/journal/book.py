@@ -17,10 +17,10 @@ from fednet.journal.events import (
     Cut,
     Event,
     Forgotten,
-    Kept,
     Name,
     Over,
     Revoked,
+    Snapshot,
     Spent,
     Started,
     Tally,
@@ -198,7 +198,7 @@ class Book:
 
     def _over(self, e: Over) -> Sequence[Booked]:
         booked: list[Booked] = []
-        for key in sorted(_over(self.inherited, e)):
+        for key in sorted(_keys_over(self.inherited, e)):
             booked += self._settle(key, ENDED)
         self.taken = Tally()
         for round in [r for r in self.untaken if r <= e.round]:
@@ -209,9 +209,9 @@ class Book:
         return booked
 
     def _forgotten(self, e: Forgotten) -> Sequence[Booked]:
-        for key in _over([accepted.message.key for accepted in self.accepted.values()], e):
+        for key in _keys_over([accepted.message.key for accepted in self.accepted.values()], e):
             del self.accepted[which(key)]
-        for key in _over(self.counted, e):
+        for key in _keys_over(self.counted, e):
             del self.counted[key]
         return ()
 
@@ -224,7 +224,7 @@ class Book:
         self.crossed = {"up": 0, "down": 0}
         left: list[Account] = []
         if e.round is not None:
-            for key in _over(self.counted, e):
+            for key in _keys_over(self.counted, e):
                 del self.counted[key]
             left += [a for bill in self.counted.values() for a in bill]
         left += [a for bill in self.waiting.values() for a in bill]
@@ -256,9 +256,9 @@ class Book:
         self.incarnation = e.incarnation
         return ()
 
-    def kept(self, generation: int, rows: int) -> Kept:
+    def snapshot(self, generation: int, rows: int) -> Snapshot:
         """All of it, as the event with which a new file begins; see there."""
-        return Kept(
+        return Snapshot(
             generation=generation,
             rows=rows,
             incarnation=self.incarnation,
@@ -272,7 +272,7 @@ class Book:
             untaken=list(self.untaken.items()),
         )
 
-    def _kept(self, e: Kept) -> Sequence[Booked]:
+    def _snapshot(self, e: Snapshot) -> Sequence[Booked]:
         self.incarnation = e.incarnation
         self.open = {}
         for name, account in e.open:
@@ -314,7 +314,7 @@ class Book:
         return booked
 
 
-def _over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
+def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
     """Those of rounds up to the event's that are not under way."""
     assert e.round is not None
     under_way = set(e.under_way)
@@ -333,5 +333,5 @@ _APPLY: dict[type, Callable[[Book, Any], Sequence[Booked]]] = {
     Forgotten: Book._forgotten,
     Started: Book._started,
     Welcomed: Book._welcomed,
-    Kept: Book._kept,
+    Snapshot: Book._snapshot,
 }

@@ -190,7 +190,7 @@ class Welcomed(Base, tag=11):
     incarnation: int
 
 
-class Kept(Base, tag=12):
+class Snapshot(Base, tag=12):
     """What the events before came to: with this a file begins. Its fields are those of a `Book`.
     generation: of the file, which is one more each time that it is written anew. rows: bytes of
     `wire.jsonl` that the events before gave.
@@ -221,5 +221,5 @@ Event = (
     | Forgotten
     | Started
     | Welcomed
-    | Kept
+    | Snapshot
 )

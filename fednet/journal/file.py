@@ -25,7 +25,7 @@ from fednet.buffers import lend
 from fednet.descriptors import flush_to_disk
 from fednet.errors import StateError
 from fednet.files import OWN, open_descriptor, write_all, write_aside
-from fednet.journal.events import Accepted, Event, Kept
+from fednet.journal.events import Accepted, Event, Snapshot
 
 LONG = 16 << 20
 """Bytes from which on a file is written again: of events, or of all that can be given back."""
@@ -80,7 +80,7 @@ class JournalFile:
             except msgspec.MsgspecError as other:
                 raise self._damaged(str(other)) from None
             for event in events:
-                if isinstance(event, Kept):
+                if isinstance(event, Snapshot):
                     self.generation = event.generation
                     self._kept = length
                 yield event
@@ -141,10 +141,10 @@ class JournalFile:
         """
         return self._added > max(LONG, 8 * self._kept)
 
-    def renew(self, kept: Callable[[int], Kept]) -> None:
-        """Writes the file again, with this event alone. kept(generation): makes it."""
+    def renew(self, snapshot: Callable[[int], Snapshot]) -> None:
+        """Writes the file again, with this event alone. snapshot(generation): makes it."""
         self.flush()
-        event = kept(self.generation + 1)
+        event = snapshot(self.generation + 1)
         payloads = list[memoryview]()
         places = list[int]()
         at = _HEAD.size

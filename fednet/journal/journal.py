@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fednet.journal.book import Book
-from fednet.journal.events import Accepted, Event, Forgotten, Kept
+from fednet.journal.events import Accepted, Event, Forgotten, Snapshot
 from fednet.journal.file import LONG, JournalFile
 from fednet.journal.rows import Row
 
@@ -45,7 +45,7 @@ class Journal:
     def renew(self) -> None:
         """Writes the file anew: what is open and what waits, in place of all that has happened."""
         if self._file is not None:
-            self._file.renew(lambda generation: self.book.kept(generation, self._written()))
+            self._file.renew(lambda generation: self.book.snapshot(generation, self._written()))
 
     def recall(self, cut: Callable[[int], object] = lambda length: None) -> None:
         """Takes in what earlier servers wrote, and writes the rows that follow from it again.
@@ -53,7 +53,7 @@ class Journal:
         """
         assert self._file is not None
         for event in self._file.read():
-            if isinstance(event, Kept):
+            if isinstance(event, Snapshot):
                 cut(event.rows)
             for row in self.book.apply(event):
                 self._write(row)

@@ -37,7 +37,7 @@ from fednet.wire.messages import PART, Key
 REJOIN_S = 1.0  # until a refused join is tried again; then twice as long each time, up to
 REJOIN_MOST_S = 8.0
 SILENCE = 8.0  # beats after which a client leaves a silent server
-MOST = 1 << 62  # bytes: no bound
+UNBOUNDED = 1 << 62  # bytes
 
 
 # -- instructions: what the caller has to do after an event ----------------------------------------
@@ -146,7 +146,7 @@ class ClientProtocol:
     """Each client has a link of its own: payloads need not wait for each other."""
     beside: bool = False
     """A task of a later round does not end other clients' tasks."""
-    largest: Callable[[Key], int] = lambda key: MOST
+    largest: Callable[[Key], int] = lambda key: UNBOUNDED
     """Returns the most bytes of a task's payload that the run declares."""
 
     state: ClientState = ClientState.AWAY
@@ -445,7 +445,7 @@ class ClientProtocol:
             if isinstance(own, memoryview) and not own.readonly:
                 own = memoryview(bytearray(own))
             self._tasks[key] = HeldTask(task, own)
-            self._whole(key)
+            self._payload_complete(key)
         else:
             self._tasks[key] = HeldTask(task, memoryview(b""))
             self._change_task(key, ClientTaskEvent.TASK)
@@ -529,11 +529,11 @@ class ClientProtocol:
             assert held.digest is not None
             held.digest.update(body)
         if held.window.whole:
-            self._whole(part.key)
+            self._payload_complete(part.key)
         else:
             self._grant(part.key, held.window)
 
-    def _whole(self, key: Key) -> None:
+    def _payload_complete(self, key: Key) -> None:
         self._change_task(key, ClientTaskEvent.WHOLE)
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None

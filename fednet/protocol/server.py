@@ -263,7 +263,7 @@ class ServerProtocol:
             elif client in self.roster.hosting:  # its workers are at other tasks
                 doing = ("queued", 0, 0)
             elif t.status is TaskState.WAITING:
-                until, _ = self.roster.missed(client, t.since, self.rules.join)
+                until, _ = self.roster.waited_until(client, t.since, self.rules.join)
                 left = None if until is None else until - self.now
             rows.append(
                 {
@@ -324,7 +324,7 @@ class ServerProtocol:
         t = self.tasks.get(key.client)
         return t if t is not None and t.key == key else None
 
-    def _held(self, worker: ClientProcess) -> list[TrackedTask]:
+    def _tasks_of(self, worker: ClientProcess) -> list[TrackedTask]:
         """What a worker was handed and has not answered in full, by client."""
         return [self.tasks[client] for client in sorted(worker.held)]
 
@@ -369,7 +369,7 @@ class ServerProtocol:
         self._refuse(conn, reason, "frame", unread=True)
         self.strikes[conn] = self.strikes.get(conn, 0) + 1
         worker = self.roster.by_conn.get(conn)
-        for t in () if worker is None else self._held(worker):
+        for t in () if worker is None else self._tasks_of(worker):
             if t.running:
                 t.unread = (t.unread + 1) % REFUSALS
                 if not t.unread:
@@ -458,12 +458,12 @@ class ServerProtocol:
         self._send(conn, self._welcome(sorted(ids), worker.session))
         self._note(
             "joined" if old is None else "rejoined",
-            **worker.named(),
+            **worker.event_fields(),
             device=worker.device,
             versions=join.versions,
         )
         unwanted = set(join.holding)
-        for t in self._held(worker):
+        for t in self._tasks_of(worker):
             if t.spec.client not in ids:
                 self._take_back(t, TaskEvent.MISSING, "lost")
             elif t.key not in unwanted:
@@ -574,7 +574,7 @@ class ServerProtocol:
         if worker.state is WorkerState.READY:
             return "doubled"
         self.roster.came(worker, WorkerEvent.READY, WorkerState.READY)
-        self._note("ready", **worker.named())
+        self._note("ready", **worker.event_fields())
         # A new process is ready: it need not wait until the one before it is given up.
         for gone in list(self.roster.workers.values()):
             if gone.gone_at is not None:
@@ -589,11 +589,11 @@ class ServerProtocol:
         before they count as lost.
         """
         self.roster.away(worker, event, why, patience, self.now)
-        self._note("away", **worker.named(), why=why)
+        self._note("away", **worker.event_fields(), why=why)
 
     def _restart_uploads(self, worker: ClientProcess) -> None:
         """Its connection is closed: when it is back, its replies are announced again."""
-        for t in self._held(worker):
+        for t in self._tasks_of(worker):
             if t.status is TaskState.ARRIVING:
                 self._change(t, TaskEvent.RESTARTED, "cut short")
 
@@ -607,7 +607,7 @@ class ServerProtocol:
         reason. Those behind it start to run as it is taken back, so this is asked beforehand.
         died: no task is the reason where the worker said that it leaves.
         """
-        lost = [(t, died and t.running) for t in self._held(worker) if t.spec.client in clients]
+        lost = [(t, died and t.running) for t in self._tasks_of(worker) if t.spec.client in clients]
         for t, running in lost:
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
 
@@ -630,7 +630,7 @@ class ServerProtocol:
         if worker.state is WorkerState.SILENT:
             before = WorkerState.READY if worker.prepared else WorkerState.WELCOMED
             self.roster.came(worker, WorkerEvent.HEARD, before)
-            self._note("back", **worker.named())
+            self._note("back", **worker.event_fields())
         if isinstance(message, m.BEATS):
             self._beat(worker, message)
             self._out.append(Send(conn, self._alive))
@@ -638,7 +638,7 @@ class ServerProtocol:
         if isinstance(message, m.Ready):
             return self._ready(worker, message)
         if isinstance(message, m.Leave):
-            self._note("left", **worker.named())
+            self._note("left", **worker.event_fields())
             why = f"left: {message.reason}" if message.reason else "left"
             self._away(worker, WorkerEvent.LEFT, why, self.rules.closed)
             self._lose(worker, worker.held, died=False)
@@ -718,7 +718,7 @@ class ServerProtocol:
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
         if reply.size == 0 or (body is not None and len(body) == reply.size):
             self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
-            self._whole(t, reply)
+            self._payload_complete(t, reply)
         elif body is None:  # else it was cut, as planned
             self._wanting[key.client] = t
             self._grant()
@@ -742,13 +742,13 @@ class ServerProtocol:
         t.heard = self.now
         self._out.append(Store(part.key, start, body, t.reply.size))
         if t.up.whole:
-            self._whole(t, t.reply)
+            self._payload_complete(t, t.reply)
         else:
             self._wanting.setdefault(part.key.client, t)
         self._grant()
         return ""
 
-    def _whole(self, t: TrackedTask, reply: m.Reply) -> None:
+    def _payload_complete(self, t: TrackedTask, reply: m.Reply) -> None:
         self._change(t, TaskEvent.WHOLE)
         taken_s = self.now - t.since
         self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn))
@@ -1020,6 +1020,6 @@ class ServerProtocol:
                     # A planned fault: the worker goes on with its other clients.
                     self._change(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
             elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:
-                until, why = self.roster.missed(t.spec.client, t.since, self.rules.join)
+                until, why = self.roster.waited_until(t.spec.client, t.since, self.rules.join)
                 if until is not None and self.now >= until:
                     self._change(t, TaskEvent.ABSENT, why)

@@ -73,7 +73,7 @@ class ClientProcess:
     def change(self, event: WorkerEvent, to: WorkerState | None = None) -> None:
         self.state = step(WORKER, self.state, event, to)
 
-    def named(self) -> dict[str, object]:
+    def event_fields(self) -> dict[str, object]:
         """The fields by which the run's events name this worker. One that hosts nobody any more is
         named by the clients that it hosted.
         """
@@ -141,7 +141,9 @@ class Roster:
         worker = self.by_conn.get(conn)
         return "" if worker is None else worker.name
 
-    def missed(self, client: int, since: float, join: float | None) -> tuple[float | None, str]:
+    def waited_until(
+        self, client: int, since: float, join: float | None
+    ) -> tuple[float | None, str]:
         """(until when a client that is not present is waited for, None: for as long as it takes;
         why it is missed then). since: when its task began to wait for it; join: how long it may
         take to come at all, or to be ready, see `Rules`.

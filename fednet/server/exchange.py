@@ -74,7 +74,7 @@ class OpenExchange:
     """Who of its clients is in time."""
     noted: set[int] = field(default_factory=set)
     """Of whom it is on record that they were dropped."""
-    fed: int = 0
+    added_up: int = 0
     """Clients of the cohort, from the first on, whose replies have been added up or left out."""
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)

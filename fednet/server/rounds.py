@@ -330,12 +330,12 @@ class Rounds:
         exchange = round.exchange
         if self._aggregation is None:
             self._aggregation = Aggregation(self.exchanges, exchange, round.before.server)
-        while exchange.fed < len(exchange.cohort):
-            client = exchange.cohort[exchange.fed]
+        while exchange.added_up < len(exchange.cohort):
+            client = exchange.cohort[exchange.added_up]
             task = exchange.asked[client]
             if not task.over:
                 break
-            exchange.fed += 1
+            exchange.added_up += 1
             if task.reply is None or task.reason:
                 continue
             self._aggregation.add(client, task.reply)

@@ -17,8 +17,8 @@ from fednet.journal.events import (
     Direction,
     Event,
     Forgotten,
-    Kept,
     Over,
+    Snapshot,
     Spent,
     Started,
     Undone,
@@ -342,7 +342,7 @@ def test_a_book_that_was_kept_on_the_way_goes_on_as_if_it_was_not(events: list[E
     whole, rows = fold(events)
     for at in range(0, len(events) + 1, 5):
         before, first = fold(events[:at])
-        text = msgspec.msgpack.encode(before.kept(2, 0))
-        book, rest = fold([msgspec.msgpack.decode(text, type=Kept), *events[at:]])
+        text = msgspec.msgpack.encode(before.snapshot(2, 0))
+        book, rest = fold([msgspec.msgpack.decode(text, type=Snapshot), *events[at:]])
         assert first + rest == rows
-        assert book.kept(1, 0) == whole.kept(1, 0)
+        assert book.snapshot(1, 0) == whole.snapshot(1, 0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fednet.errors import StateError
 from fednet.journal import file as files
 from fednet.journal.book import Row
-from fednet.journal.events import Accepted, Crossed, Event, Forgotten, Kept, Spent, Started
+from fednet.journal.events import Accepted, Crossed, Event, Forgotten, Snapshot, Spent, Started
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
 from fednet.wire.messages import Key, Reply
@@ -236,11 +236,11 @@ def test_half_of_a_record_on_a_full_disk_is_taken_back_and_written_once_there_is
     monkeypatch.setattr(files, "write_all", full)
     with pytest.raises(OSError, match="no space"):
         journal.flush()
-    assert [type(event) for event in read(path)] == [Kept]
+    assert [type(event) for event in read(path)] == [Snapshot]
     monkeypatch.setattr(files, "write_all", write_all)
     journal.note(of_client(1))
     journal.flush()
-    assert [type(event) for event in read(path)] == [Kept, Accepted, Crossed]
+    assert [type(event) for event in read(path)] == [Snapshot, Accepted, Crossed]
     journal.close()
 
 
@@ -288,7 +288,7 @@ def test_the_rows_of_a_server_that_was_killed_are_made_again_from_its_journal(
     later = Journal(again.append, file=JournalFile(path))
     later.recall(cut)
     assert again == rows
-    assert later.book.kept(1, 0) == journal.book.kept(1, 0)
+    assert later.book.snapshot(1, 0) == journal.book.snapshot(1, 0)
     later.close()
 
 
