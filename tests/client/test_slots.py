@@ -237,7 +237,7 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     work, changed, short = Worker.work, threading.Condition(), []
     at_work, done = Counter(), Counter()
 
-    def crowded(self, task, body, step):
+    def crowded(self, task, body, step, **more):
         with changed:
             at_work[self] += 1
             changed.notify_all()
@@ -251,7 +251,7 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
         try:
             if full:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            return work(self, task, body, step)
+            return work(self, task, body, step, **more)
         finally:
             with changed:
                 at_work[self] -= 1
