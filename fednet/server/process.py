@@ -138,29 +138,30 @@ def close(
     watch = rounds.clients.watch
     records = rounds.records
     io.events.say = None  # that clients leave now is not shown
-    endings: list[Callable[[], object]] = [
-        io.events.close,
-        lambda: records.files.event("stopped", watch.completed, reason=why),
-        lambda: watch.status("done" if over and not why else "stopped"),
-        rounds.resources.close,
-    ]
+    status = "done" if over and not why else "stopped"
+    attempt(io.events.close)
+    attempt(records.files.event, "stopped", watch.completed, reason=why)
+    attempt(watch.status, status)
+    attempt(rounds.resources.close)
     if crashed:
-        endings += [endpoint.leave, records.files.flush]
-    else:
-        endings += [
-            lambda: io.finish(over, why),
-            endpoint.leave,
-            lambda: io.close(over),
-            records.files.flush,
-            records.files.close,
-            records.journal.close,
-            rounds.tracker.close,
-            lambda: logging.getLogger("fednet").removeHandler(logs),
-            logs.close,
-        ]
-    for last in endings:
-        with contextlib.suppress(OSError):  # a full disk must not hide what happened
-            last()
+        attempt(endpoint.leave)
+        attempt(records.files.flush)
+        return
+    attempt(io.finish, over, why)
+    attempt(endpoint.leave)
+    attempt(io.close, over)
+    attempt(records.files.flush)
+    attempt(records.files.close)
+    attempt(records.journal.close)
+    attempt(rounds.tracker.close)
+    attempt(logging.getLogger("fednet").removeHandler, logs)
+    attempt(logs.close)
+
+
+def attempt(step: Callable[..., object], *given: object, **fields: object) -> None:
+    """Does a step of the end: a full disk must not hide what happened, nor keep the next step."""
+    with contextlib.suppress(OSError):
+        step(*given, **fields)
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
