@@ -13,6 +13,7 @@ from typing import Any, cast
 from fednet.journal.events import (
     Accepted,
     Account,
+    Counted,
     Crossed,
     Cut,
     Event,
@@ -132,6 +133,18 @@ class Book:
         if account is None:  # nothing crossed
             return ()
         return [self._booked(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+
+    def _counted(self, e: Counted) -> Sequence[Booked]:
+        together: dict[tuple[str, str], Account] = {}
+        for name in e.names:
+            account = self._close(name)
+            if account is None:
+                continue
+            first = together.setdefault((account.direction, account.type), account)
+            if first is not account:
+                first.envelope += account.envelope
+                first.count += account.count
+        return [self._booked(account, False, round=e.round) for account in together.values()]
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
@@ -326,6 +339,7 @@ _APPLY: dict[type, Callable[[Book, Any], Sequence[Booked]]] = {
     Undone: Book._undone,
     Cut: Book._cut,
     Spent: Book._spent,
+    Counted: Book._counted,
     Accepted: Book._accepted,
     Revoked: Book._revoked,
     Verdict: Book._verdict,

@@ -116,6 +116,15 @@ class Spent(Base, tag=4):
     worker: str | None = None
 
 
+class Counted(Base, tag=13):
+    """Nothing more comes to these accounts of many messages. Those of one direction and type are
+    one row, of that round.
+    """
+
+    names: list[Name]
+    round: int
+
+
 # -- replies ---------------------------------------------------------------------------------------
 class Accepted(Base, tag=5):
     """A reply was checked. What crossed for it, and for its task, waits for the verdict."""
@@ -214,6 +223,7 @@ Event = (
     | Undone
     | Cut
     | Spent
+    | Counted
     | Accepted
     | Revoked
     | Verdict

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import msgpack
 
 from fednet.errors import RemoteProtocolError
-from fednet.journal.events import Crossed, Cut, Name, Spent, Undone
+from fednet.journal.events import Counted, Crossed, Cut, Name, Spent, Undone
 from fednet.journal.journal import Journal
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
@@ -246,6 +246,16 @@ class Link:
         """
         for name in self._counted.pop(conn, ()):
             self._spend(name, round=round, worker=worker)
+
+    def settle_all_counted(self, round: int) -> None:
+        """Writes a row for the heartbeats of all connections that have joined, each way, and one
+        for what was refused of them.
+        """
+        joined = [conn for conn in self._counted if conn != NOBODY]
+        counted = [name for conn in joined for name in self._counted.pop(conn)]
+        names = [name for name in counted if name in self.journal.book.open.get(name[0], ())]
+        if names:
+            self.journal.note(Counted(names, round))
 
     def _spend(
         self,

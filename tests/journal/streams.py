@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fednet.journal.events import (
     Accepted,
+    Counted,
     Crossed,
     Cut,
     Event,
@@ -36,6 +37,7 @@ STEPS = (
     "cohort",
     "part",
     "beat",
+    "beats",
     "once",
     "undo",
     "cut",
@@ -93,6 +95,8 @@ class Server:
                     self.step(part, other, n + other * (n % 2))
         elif kind == "beat":
             self.events.append(Crossed((conn, "up", "beat", 0), "beat", n, counted=True))
+        elif kind == "beats":
+            self.events.append(Counted([(c, "up", "beat", 0) for c in CONNS], self.round))
         elif kind in ("once", "undo"):
             self.numbers += 1
             name = conn, "down", "once", self.numbers

@@ -9,6 +9,8 @@ from fednet.journal.journal import Journal
 from fednet.journal.link import NOBODY, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
+from fednet.wire.frames import encode
+from tests.books import open_accounts
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
@@ -32,7 +34,7 @@ class Ends:
         self.client = Link(
             "client",
             self._send,
-            lambda *sizes: sum(sizes) + len(sizes),
+            framing,
             Journal(self.up_rows.append),
             (64, 43),
             part,
@@ -40,7 +42,7 @@ class Ends:
         self.server = Link(
             "server",
             self._send,
-            lambda *sizes: sum(sizes) + len(sizes),
+            framing,
             Journal(self.down_rows.append),
             (43, 64),
             part,
@@ -124,6 +126,24 @@ def test_heartbeats_are_counted_by_connection_and_not_by_client():
     (row,) = ends.down_rows
     wanted = {"type": "beat", "bytes": sum(n), "count": 2, "client": -1, "round": 7}
     assert wanted.items() <= row.items()
+
+
+def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
+    ends = Ends()
+    alive, doing = m.Alive(), m.Progress(client=3)
+    sizes = []
+    for conn, message in ((b"c", alive), (b"d", doing), (b"d", alive)):
+        ends.server.record_received(conn, message, None, [encode(message)])
+        sizes.append(framing(len(encode(message))))
+    ends.server.send(b"d", alive)
+    ends.server.settle_all_counted(7)
+    up, down = ends.down_rows
+    wanted = {"type": "beat", "direction": "up", "count": 3, "bytes": sum(sizes), "round": 7}
+    assert wanted.items() <= up.items()
+    assert (down["direction"], down["count"], down["bytes"]) == ("down", 1, sizes[0])
+    assert not open_accounts(ends.server.journal)
+    ends.server.settle_all_counted(8)
+    assert len(ends.down_rows) == 2
 
 
 def test_nothing_is_billed_for_a_connection_that_is_gone():
