@@ -96,7 +96,7 @@ def test_nothing_is_kept_from_the_collection_at_the_end_of_a_process():
     """Else a library that looks for what is left then complains below the error of a command."""
     script = (
         "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count()))\n"
-        "from fednet.buffers import uncollected\nwith uncollected():\n    pass\n"
+        "from fednet.buffers import without_collection\nwith without_collection():\n    pass\n"
         "assert gc.get_freeze_count()\n"
     )
     said = subprocess.run(

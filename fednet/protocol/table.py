@@ -255,13 +255,13 @@ WITH_WORKER = (TaskState.HANDED, TaskState.ARRIVING)
 class Effect(_Named):
     """What is done where a task's state changes, in this order."""
 
-    CALL_OFF = "its worker is told to stop"
-    SPEND_UP = "what crossed of the reply is of no use"
-    SPEND_DOWN = "what crossed of the task is of no use"
+    CALL_OFF = "its task is cancelled at its worker"
+    SPEND_UP = "the bytes of its reply are wasted"
+    SPEND_DOWN = "the bytes of the task are wasted"
     RELEASE = "its worker has no part in it any more"
     FREE = "its worker has room for another"
     WAIT = "it waits for a worker"
-    RESOLVE = "the rounds are told"
+    RESOLVE = "the round is notified"
 
 
 # Its worker does not know that the task is over, or waits to be asked for the rest of a reply.

@@ -234,7 +234,7 @@ def test_who_lies_costs_itself_or_the_round_and_no_run(
 
         return answer
 
-    for half in ("client_update", "masked"):
+    for half in ("client_update", "mask_reply"):
         monkeypatch.setattr(Secure, half, spoiled(getattr(Secure, half)))
     first, second = run(tmp_path, "lied", protocol, rounds=2).rounds
     left = [c for c in range(6) if void or c not in liars]  # who was refused is not asked again

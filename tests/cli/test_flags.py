@@ -48,8 +48,8 @@ def engine(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "run_command", called("run"))
     monkeypatch.setattr(start, "serve", called("serve"))
     monkeypatch.setattr(join, "main", called("client"))
-    monkeypatch.setattr("fednet.cli.run.config_of", lambda args: CONFIG)
-    monkeypatch.setattr("fednet.cli.server.config_of", lambda args: CONFIG)
+    monkeypatch.setattr("fednet.cli.run.config_of", lambda args, typed: CONFIG)
+    monkeypatch.setattr("fednet.cli.server.config_of", lambda args, typed: CONFIG)
     monkeypatch.chdir(tmp_path)
     for name in ("FEDNET_SERVER", "FEDNET_DATA", "FEDNET_OUT", "FEDNET_KEYS", "FEDNET_LOG"):
         monkeypatch.delenv(name, raising=False)

@@ -69,7 +69,7 @@ def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, mon
     def refuses(*_):
         raise ConfigError("no such data.")
 
-    monkeypatch.setattr(process, "opened", refuses)
+    monkeypatch.setattr(process, "open_run", refuses)
     with pytest.raises(ConfigError, match="no such data"):
         process.host_rounds(Config(name="x"), tmp_path, None, Hosting(None, [], "cpu", None))
 
