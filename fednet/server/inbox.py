@@ -173,7 +173,7 @@ class _Upload(msgspec.Struct):
     got: int = 0
     file: int | None = None
     data: Content = memoryview(b"")
-    written: Digest = msgspec.field(default_factory=Digest)
+    written: Digest | None = None
     """Of what is in the file: of each part as it comes, while it is in the processor's cache."""
 
 
@@ -230,6 +230,7 @@ class Inbox:
                 if self._spares and not os.path.exists(path):
                     os.replace(self._spares.pop(), path)
                 upload.file = open_descriptor(path, os.O_RDWR | os.O_CREAT | OWN)
+                upload.written = Digest()
         upload = self._uploads[key]
         if upload.got != offset:
             raise StateError(
@@ -237,6 +238,7 @@ class Inbox:
                 f"{offset}"
             )
         if upload.file is not None:
+            assert upload.written is not None
             for piece in [data] if isinstance(data, memoryview) else data.segments:
                 write_all(upload.file, piece)
                 upload.written.update(piece)
@@ -272,14 +274,17 @@ class Inbox:
         body = upload.data
         file = upload.file
         path = ""
+        found = b""  # the digest of what came
         if file is not None:
+            assert upload.written is not None
+            found = upload.written.digest()
             path = self._path(key)
             if os.fstat(file).st_size != size:  # what was there before was longer
                 os.truncate(file, size)
             os.close(file)
             body = _map(path, size)
             if upload.tensors:
-                message = msgspec.structs.replace(message, check=upload.written.digest())
+                message = msgspec.structs.replace(message, check=found)
         if not all(map(math.isfinite, message.reported.values())):
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
@@ -289,10 +294,8 @@ class Inbox:
             reply.data = body
             reply.held = size
         try:
-            if isinstance(body, memoryview):
-                check = digest([body]) if file is None else upload.written.digest()
-                if check != message.check:
-                    raise RemoteProtocolError("the payload was damaged on its way")
+            if isinstance(body, memoryview) and (found or digest([body])) != message.check:
+                raise RemoteProtocolError("the payload was damaged on its way")
             payload = self._decode(reply, body)
         except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
             reply.let_go()
