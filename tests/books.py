@@ -10,7 +10,7 @@ from fednet.journal.book import Book, add_kinds
 from fednet.journal.events import Account, Name, Started
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
-from fednet.journal.rows import Booked, Row, rows_of
+from fednet.journal.rows import ClosedAccount, Row, rows_of
 from fednet.records import Messages
 
 
@@ -30,10 +30,10 @@ def each(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def together(rows: Iterable[dict[str, Any]]) -> list[Row]:
     """The rows of a book for messages that are given by a row each."""
-    return rows_of([booked(row) for row in rows])
+    return rows_of([closed_account(row) for row in rows])
 
 
-def booked(row: dict[str, Any]) -> Booked:
+def closed_account(row: dict[str, Any]) -> ClosedAccount:
     """What a message came to whose row is this one."""
     account = Account(
         row["direction"],
@@ -53,7 +53,7 @@ def booked(row: dict[str, Any]) -> Booked:
         cut=row.get("lost", False),
     )
     what = row["useful"], row.get("reason", ""), row.get("staleness")
-    return Booked(account, *what, row["round"], row.get("worker"), row["bytes"])
+    return ClosedAccount(account, *what, row["round"], row.get("worker"), row["bytes"])
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:

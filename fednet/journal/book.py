@@ -29,13 +29,13 @@ from fednet.journal.events import (
     Verdict,
     Welcomed,
 )
-from fednet.journal.rows import Booked, Row, rows_of
+from fednet.journal.rows import ClosedAccount, Row, rows_of
 from fednet.wire.messages import Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
 
-ENDED = "the server ended"  # why bytes were of no use
+ENDED = "the server ended"  # why bytes were wasted
 
 
 def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
@@ -74,15 +74,15 @@ class Book:
 
     def apply(self, event: Event) -> Sequence[Row]:
         """Returns the rows that are known now."""
-        booked = _APPLY[type(event)](self, event)
-        return rows_of(booked) if booked else ()
+        closed = _APPLY[type(event)](self, event)
+        return rows_of(closed) if closed else ()
 
     def open_of(self, conn: bytes) -> dict[Name, Account]:
         """The accounts that a connection has open, by name."""
         return dict(self.open.get(conn, ()))
 
     # -- bytes -------------------------------------------------------------------------------------
-    def _crossed(self, e: Crossed) -> Sequence[Booked]:
+    def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
         name = e.name
         mine = self.open.setdefault(name[0], {})
         account = mine.get(name)
@@ -101,7 +101,7 @@ class Book:
         self._add(account, e.envelope, e.kinds, e.raw, 1)
         return ()
 
-    def _undone(self, e: Undone) -> Sequence[Booked]:
+    def _undone(self, e: Undone) -> Sequence[ClosedAccount]:
         account = self.open.get(e.name[0], {}).get(e.name)
         if account is not None:
             self._add(account, e.envelope, e.kinds, e.raw, -1)
@@ -122,19 +122,19 @@ class Book:
         account.count += sign
         self.crossed[account.direction] += sign * nbytes
 
-    def _cut(self, e: Cut) -> Sequence[Booked]:
+    def _cut(self, e: Cut) -> Sequence[ClosedAccount]:
         for name, account in self.open.get(e.conn, {}).items():
             if isinstance(name[3], Key):
                 account.cut = name[1] == e.out
         return ()
 
-    def _spent(self, e: Spent) -> Sequence[Booked]:
+    def _spent(self, e: Spent) -> Sequence[ClosedAccount]:
         account = self._close(e.name)
         if account is None:  # nothing crossed
             return ()
-        return [self._booked(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+        return [self._finish(account, e.useful, e.reason, round=e.round, worker=e.worker)]
 
-    def _counted(self, e: Counted) -> Sequence[Booked]:
+    def _counted(self, e: Counted) -> Sequence[ClosedAccount]:
         together: dict[tuple[str, str], Account] = {}
         for name in e.names:
             account = self._close(name)
@@ -144,7 +144,7 @@ class Book:
             if first is not account:
                 first.envelope += account.envelope
                 first.count += account.count
-        return [self._booked(account, False, round=e.round) for account in together.values()]
+        return [self._finish(account, False, round=e.round) for account in together.values()]
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
@@ -156,7 +156,7 @@ class Book:
         return account
 
     # -- replies -----------------------------------------------------------------------------------
-    def _accepted(self, e: Accepted) -> Sequence[Booked]:
+    def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
         key = e.message.key
         names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         if e.down is not None:
@@ -172,23 +172,23 @@ class Book:
             self.accepted[which(key)] = e
         return ()
 
-    def _revoked(self, e: Revoked) -> Sequence[Booked]:
+    def _revoked(self, e: Revoked) -> Sequence[ClosedAccount]:
         self.accepted.pop(which(e.key), None)
         return ()
 
-    def _verdict(self, e: Verdict) -> Sequence[Booked]:
-        booked: list[Booked] = []
+    def _verdict(self, e: Verdict) -> Sequence[ClosedAccount]:
+        closed: list[ClosedAccount] = []
         for key, reason, staleness in e.replies:
-            booked += self._settle(key, reason, staleness)
-        return booked
+            closed += self._settle(key, reason, staleness)
+        return closed
 
-    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[Booked]:
+    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[ClosedAccount]:
         """What a task and its reply came to. If a payload crossed once to each of several server
         processes, only its last crossing is useful.
         """
         bill = self.waiting.pop(key, [])
         self.inherited.discard(key)
-        booked: list[Booked] = []
+        closed: list[ClosedAccount] = []
         for way in ("down", "up"):
             last = 0
             accounts = list[Account]()
@@ -203,25 +203,25 @@ class Book:
                     add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
                 elif not a.written:
                     why = "" if useful else reason or "sent again"
-                    booked.append(self._booked(a, useful, why, staleness if way == "up" else None))
+                    closed.append(self._finish(a, useful, why, staleness if way == "up" else None))
                 if useful and key.purpose == "train":
                     a.written = True
                     self.counted.setdefault(key, []).append(a)
-        return booked
+        return closed
 
-    def _over(self, e: Over) -> Sequence[Booked]:
-        booked: list[Booked] = []
+    def _over(self, e: Over) -> Sequence[ClosedAccount]:
+        closed: list[ClosedAccount] = []
         for key in sorted(_keys_over(self.inherited, e)):
-            booked += self._settle(key, ENDED)
+            closed += self._settle(key, ENDED)
         self.taken = Tally()
         for round in [r for r in self.untaken if r <= e.round]:
             tally = self.untaken.pop(round)
             for direction, nbytes in tally.spent.items():
                 self.taken.spent[direction] += nbytes
                 add_kinds(self.taken.useful[direction], tally.useful[direction])
-        return booked
+        return closed
 
-    def _forgotten(self, e: Forgotten) -> Sequence[Booked]:
+    def _forgotten(self, e: Forgotten) -> Sequence[ClosedAccount]:
         for key in _keys_over([accepted.message.key for accepted in self.accepted.values()], e):
             del self.accepted[which(key)]
         for key in _keys_over(self.counted, e):
@@ -229,9 +229,9 @@ class Book:
         return ()
 
     # -- processes ---------------------------------------------------------------------------------
-    def _started(self, e: Started) -> Sequence[Booked]:
+    def _started(self, e: Started) -> Sequence[ClosedAccount]:
         """Tasks that the last process sent may still be answered, and replies on disk count; all
-        else that it left is of no use.
+        else that it left is wasted.
         """
         self.incarnation = e.incarnation
         self.crossed = {"up": 0, "down": 0}
@@ -247,7 +247,7 @@ class Book:
         self.counted = {}
         self.forms = {}
         on_disk = {accepted.message.key for accepted in self.accepted.values()}
-        booked: list[Booked] = []
+        closed: list[ClosedAccount] = []
         for a in left:
             if not (a.envelope or any(a.kinds.values())):
                 continue  # all of it was taken back: it did not leave
@@ -257,15 +257,15 @@ class Book:
             if task or key in on_disk or a.written:
                 self.waiting.setdefault(key, []).append(a)
             else:
-                booked.append(self._booked(a, False, ENDED))
+                closed.append(self._finish(a, False, ENDED))
         self.inherited = set(self.waiting)
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
             spent = {way: self.totals[way] - e.totals.get(way, 0) for way in ("up", "down")}
             self.untaken = {0: Tally(spent=spent)}
-        return booked
+        return closed
 
-    def _welcomed(self, e: Welcomed) -> Sequence[Booked]:
+    def _welcomed(self, e: Welcomed) -> Sequence[ClosedAccount]:
         self.incarnation = e.incarnation
         return ()
 
@@ -285,7 +285,7 @@ class Book:
             untaken=list(self.untaken.items()),
         )
 
-    def _snapshot(self, e: Snapshot) -> Sequence[Booked]:
+    def _snapshot(self, e: Snapshot) -> Sequence[ClosedAccount]:
         self.incarnation = e.incarnation
         self.open = {}
         for name, account in e.open:
@@ -306,7 +306,7 @@ class Book:
             tally = self.untaken[round] = Tally()
         return tally
 
-    def _booked(
+    def _finish(
         self,
         a: Account,
         useful: bool,
@@ -314,17 +314,17 @@ class Book:
         staleness: int | None = None,
         round: int | None = None,
         worker: str | None = None,
-    ) -> Booked:
+    ) -> ClosedAccount:
         nbytes = sum(a.kinds.values()) + a.envelope
         round = a.round if round is None else round
-        booked = Booked(a, useful, reason, staleness, round, worker, nbytes)
+        closed = ClosedAccount(a, useful, reason, staleness, round, worker, nbytes)
         self.totals[a.direction] += nbytes
         if self._by_round:
             tally = self._tally(round)
             tally.spent[a.direction] += nbytes
             if useful and a.purpose == "train":
                 add_kinds(tally.useful[a.direction], a.kinds)
-        return booked
+        return closed
 
 
 def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
@@ -334,7 +334,7 @@ def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
     return [k for k in keys if k.round <= e.round and (k.round, k.client) not in under_way]
 
 
-_APPLY: dict[type, Callable[[Book, Any], Sequence[Booked]]] = {
+_APPLY: dict[type, Callable[[Book, Any], Sequence[ClosedAccount]]] = {
     Crossed: Book._crossed,
     Undone: Book._undone,
     Cut: Book._cut,

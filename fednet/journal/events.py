@@ -157,7 +157,7 @@ class Revoked(Base, tag=6):
 
 
 class Verdict(Base, tag=7):
-    """Which accepted replies were useful is known. replies: (key, why it was of no use, staleness),
+    """Which accepted replies were useful is known. replies: (key, why it was wasted, staleness),
     without a reason where it was useful.
     """
 
@@ -166,7 +166,7 @@ class Verdict(Base, tag=7):
 
 class Over(Base, tag=8):
     """The rounds up to this one are recorded: their bytes are taken into the record. What an
-    earlier server sent for them and nobody answered is of no use now.
+    earlier server sent for them and nobody answered is wasted now.
     """
 
     round: int

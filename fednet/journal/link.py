@@ -252,8 +252,7 @@ class Link:
         for what was refused of them.
         """
         joined = [conn for conn in self._counted if conn != NOBODY]
-        counted = [name for conn in joined for name in self._counted.pop(conn)]
-        names = [name for name in counted if name in self.journal.book.open.get(name[0], ())]
+        names = [name for conn in joined for name in self._counted.pop(conn)]
         if names:
             self.journal.note(Counted(names, round))
 

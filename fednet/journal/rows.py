@@ -14,13 +14,13 @@ from fednet.plain import JsonDict
 Row = JsonDict  # of wire.jsonl, with the fields of `records.Messages`
 
 
-class Booked(NamedTuple):
+class ClosedAccount(NamedTuple):
     """An account to which nothing more comes, and what became of it."""
 
     account: Account
     useful: bool
     reason: str
-    """Why it was of no use."""
+    """Why it was wasted."""
     staleness: int | None
     round: int
     worker: str | None
@@ -32,13 +32,13 @@ class Booked(NamedTuple):
         return self.account.cut and not self.useful
 
 
-def rows_of(booked: Iterable[Booked]) -> list[Row]:
+def rows_of(closed: Iterable[ClosedAccount]) -> list[Row]:
     """Returns the rows of these accounts, in the order of the first of each row. Accounts of
     clients are in one row where they have the same kinds and differ in their clients, bytes and
     staleness alone, in the order of client ids. Those of no client are rows of their own.
     """
-    groups: dict[tuple[object, ...], list[Booked]] = {}
-    for one in booked:
+    groups: dict[tuple[object, ...], list[ClosedAccount]] = {}
+    for one in closed:
         a = one.account
         alike: tuple[object, ...] = (len(groups),)
         if a.client >= 0:
@@ -63,7 +63,7 @@ def rows_of(booked: Iterable[Booked]) -> list[Row]:
     return [_row(of) for of in groups.values()]
 
 
-def _row(of: list[Booked]) -> Row:
+def _row(of: list[ClosedAccount]) -> Row:
     of.sort(key=lambda one: one.account.client)
     first = of[0]
     a = first.account

@@ -951,7 +951,7 @@ class ServerProtocol:
         reply: str = "",
     ) -> None:
         """Changes a task's state, and does what follows from it by the table. reason: why what
-        crossed for it is of no use, and why it was dropped; reply: why its reply is of no use, if
+        crossed for it is wasted, and why it was dropped; reply: why its reply is wasted, if
         not for that reason. to: which state, if the event can lead to several.
         """
         state = t.status
