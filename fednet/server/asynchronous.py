@@ -30,7 +30,7 @@ from fednet.server.faults import Replay
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, Recorded
-from fednet.server.sources import POLL_S, Asked, Event, RealTime, SimulatedTime
+from fednet.server.sources import POLL_S, AskedClient, Event, RealTime, SimulatedTime
 from fednet.server.watch import Hosting
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
@@ -48,7 +48,7 @@ class Updates(Rounds):
 
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
         super().__init__(exchanges, how)
-        self.tasks: dict[int, Asked] = {}  # under way, or their replies wait to be counted
+        self.tasks: dict[int, AskedClient] = {}  # under way, or their replies wait to be counted
         self.opened: OpenExchange  # in which the tasks of the open round are given out
         self.given: list[int] = []  # who got a task in the exchange that is open, in order
         self.dropped: dict[int, str] = {}  # since the last update
@@ -159,7 +159,7 @@ class Updates(Rounds):
                 enrol=down.enrol,
                 round=saved.round,
             )
-            task = exchange.asked[client] = Asked(spec, saved.at)
+            task = exchange.asked[client] = AskedClient(spec, saved.at)
             self.exchanges.complete(exchange, task, seen)
             task.bytes = saved.bytes
             task.enrolled = saved.enrolled
@@ -213,7 +213,7 @@ class Updates(Rounds):
         if specs:
             self.clients.add(self.schedule.round, specs)
 
-    def _under_way(self, client: int, task: Asked) -> None:
+    def _under_way(self, client: int, task: AskedClient) -> None:
         self.tasks[client] = task
         if self.faults.replay is not None and (client, task.spec.round) not in self._counted:
             task.reason = "not counted"  # the record says when it ended

@@ -17,7 +17,7 @@ from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Cohort
-from fednet.server.sources import Asked
+from fednet.server.sources import AskedClient
 from fednet.training.evaluation import Counts
 from fednet.wire.codec import Encoded
 from fednet.wire.compressors.base import Memory
@@ -60,7 +60,7 @@ class OpenExchange:
     """On the monotonic clock."""
     at: float = 0.0
     """The second of the run."""
-    asked: dict[int, Asked] = field(default_factory=dict)
+    asked: dict[int, AskedClient] = field(default_factory=dict)
     """By client, in the order of the cohort once all are asked."""
     found: dict[int, ReceivedReply] = field(default_factory=dict)
     """Replies that earlier servers received, by client."""

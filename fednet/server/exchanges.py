@@ -39,7 +39,7 @@ from fednet.server.io import LEFT_OUT
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
 from fednet.server.setup import Setup
-from fednet.server.sources import Asked, Event, RealTime, SimulatedTime, Source, collect
+from fednet.server.sources import AskedClient, Event, RealTime, SimulatedTime, Source, collect
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Compression, cut
@@ -122,7 +122,7 @@ class Exchanges:
         return self.config.round.deadline
 
     # -- a client's task ---------------------------------------------------------------------------
-    def ask(self, exchange: OpenExchange, client: int, again: bool = False) -> Asked:
+    def ask(self, exchange: OpenExchange, client: int, again: bool = False) -> AskedClient:
         """Asks a client: encodes its task, once for clients in a row that get the same. again: it
         has lost its state, and starts from its initial one.
         """
@@ -136,7 +136,7 @@ class Exchanges:
             spec.start = before.versions.get(client, "")
             spec.state = before.states.get(client, "")
             spec.keep = self.records.durable.get(client, "")
-        asked = exchange.asked[client] = Asked(spec, exchange.at)
+        asked = exchange.asked[client] = AskedClient(spec, exchange.at)
         if exchange.purpose == "evaluate":
             assert exchange.last is not None
             _, encoded, spec.check = exchange.last
@@ -187,7 +187,7 @@ class Exchanges:
         self.complete(exchange, asked, encoded.seen)
         return asked
 
-    def complete(self, exchange: OpenExchange, asked: Asked, down: Payload) -> None:
+    def complete(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
         """Adds to a task how long it takes, the faults planned for it and when its client leaves.
         Finds the reply that an earlier server received, and the reason for which a client is not
         asked. down: what the client is sent.
@@ -276,7 +276,7 @@ class Exchanges:
         return SimulatedTime(real, end)
 
     def end_on(
-        self, task: Asked, index: int, began: float, up: int, lost: str
+        self, task: AskedClient, index: int, began: float, up: int, lost: str
     ) -> tuple[float, str]:
         """When a task that began at that second is over on the virtual clock, and why it has no
         reply then. up: bytes of its reply; lost: why none came. A client that is lost is waited for
@@ -413,7 +413,7 @@ class Exchanges:
         if self.config.round.on_error == "stop":
             raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
-    def record_verdict(self, all: Iterable[Asked], left_out: str = "") -> None:
+    def record_verdict(self, all: Iterable[AskedClient], left_out: str = "") -> None:
         """Records in the books which replies, and their tasks, were useful, now that this is known.
         left_out: if it is not empty, none was useful, for this reason unless the client has one of
         its own. The book has that reason only of a reply that an earlier server received, else

@@ -30,7 +30,7 @@ POLL_S = 0.2  # how often a request to stop is looked for
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedClient:
     """What one client is asked, and what became of it."""
 
     spec: TaskSpec
@@ -90,7 +90,7 @@ class RealTime:
     def __init__(
         self,
         clients: Clients,
-        tasks: Mapping[int, Asked],
+        tasks: Mapping[int, AskedClient],
         began: float,
         phase: tuple[int, Purpose] = (0, "train"),
         again: Callable[[int], bool] = lambda client: False,

@@ -13,7 +13,7 @@ from fednet.protocol.tasks import TaskSpec
 from fednet.server.driver import drive
 from fednet.server.io import Outcome
 from fednet.server.schedule import Cohort
-from fednet.server.sources import Asked, Event, RealTime, SimulatedTime
+from fednet.server.sources import AskedClient, Event, RealTime, SimulatedTime
 from fednet.wire.messages import Key
 
 
@@ -116,7 +116,7 @@ def outcome(client, reason="lost", round=3, phase=0, purpose="train"):
 
 
 def real(box, clients=3, **more):
-    tasks = {client: Asked(TaskSpec(client, round=3)) for client in range(clients)}
+    tasks = {client: AskedClient(TaskSpec(client, round=3)) for client in range(clients)}
     return RealTime(box, tasks, 0.0, **more)
 
 
