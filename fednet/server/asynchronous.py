@@ -30,7 +30,7 @@ from fednet.server.faults import Replay
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, Recorded
-from fednet.server.sources import POLL_S, AskedClient, Event, RealTime, SimulatedTime
+from fednet.server.sources import POLL_S, AskedClient, RealTime, ScheduleEvent, SimulatedTime
 from fednet.server.watch import Hosting
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
@@ -220,7 +220,7 @@ class Updates(Rounds):
         else:
             self.source.expect(client)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ScheduleEvent) -> None:
         """What follows from an event: a task has ended, or the second of the schedule has come."""
         at, client, reason = event
         if client is not None and reason:
@@ -303,17 +303,17 @@ class Record:
     def expect(self, client: int) -> None:
         self._real.expect(client)
 
-    def next(self, wakes: float) -> Event:
+    def next(self, wakes: float) -> ScheduleEvent:
         row = self._replay.rounds[self._schedule.round]
         tasks = self._real.tasks
         real = self._real
         for client in self._schedule.training:
             reason = row["dropped"].get(str(client))
             if reason is not None and tasks[client].reason:
-                return Event(real.now(), client, reason)
+                return ScheduleEvent(real.now(), client, reason)
         left = [c for c in row["completed"] if c not in self._schedule.came]
         if not left:
-            return Event(real.now(), None)
+            return ScheduleEvent(real.now(), None)
         client = left[0]
         task = tasks[left[0]]
         while client not in self._here:
@@ -327,4 +327,4 @@ class Record:
                 f"faults.replay: client {client} completed its task of round {task.spec.round}, "
                 f"and here did not: {task.reason}"
             )
-        return Event(real.now(), client)
+        return ScheduleEvent(real.now(), client)

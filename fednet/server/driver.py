@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from fednet.server.schedule import Schedule
-from fednet.server.sources import Event, Source, collect
+from fednet.server.sources import ScheduleEvent, Source, collect
 
 if TYPE_CHECKING:
     from fednet.server.exchange import OpenRound
@@ -31,7 +31,7 @@ class Engine(Protocol):
     def open(self, after: OpenRound | None) -> None:
         """Opens the next round. after: the one before it in this process."""
 
-    def take(self, event: Event) -> None: ...
+    def take(self, event: ScheduleEvent) -> None: ...
 
     def close(self) -> OpenRound | None:
         """Returns the round; None where another exchange of it is open now."""

@@ -39,7 +39,14 @@ from fednet.server.io import LEFT_OUT
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
 from fednet.server.setup import Setup
-from fednet.server.sources import AskedClient, Event, RealTime, SimulatedTime, Source, collect
+from fednet.server.sources import (
+    AskedClient,
+    RealTime,
+    ScheduleEvent,
+    SimulatedTime,
+    Source,
+    collect,
+)
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Compression, cut
@@ -88,7 +95,7 @@ class Exchanges:
             source.expect(client)
         if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
             while (over := source.over()) is not None:
-                self.take(exchange, Event(0.0, over, exchange.asked[over].reason))
+                self.take(exchange, ScheduleEvent(0.0, over, exchange.asked[over].reason))
         specs = [a.spec for a in exchange.asked.values() if not a.over]
         self.clients.open((round, index, "train"), specs, self.deadline_s())
         return exchange, source
@@ -318,7 +325,7 @@ class Exchanges:
         self.clients.add(exchange.round, [asked.spec])
         return True
 
-    def take(self, exchange: OpenExchange, event: Event) -> None:
+    def take(self, exchange: OpenExchange, event: ScheduleEvent) -> None:
         """A client's task is over. Where the exchange closes by it, the tasks of the others are
         called off, and what has come of them in the same moment is left out.
         """

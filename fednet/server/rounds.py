@@ -49,7 +49,7 @@ from fednet.server.exchanges import Exchanges
 from fednet.server.resources import Resources
 from fednet.server.rows import on_disk
 from fednet.server.schedule import Schedule
-from fednet.server.sources import POLL_S, Event, Source
+from fednet.server.sources import POLL_S, ScheduleEvent, Source
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting
 from fednet.wire.messages import clean
@@ -296,7 +296,7 @@ class Rounds:
             round.virtual = at - base
 
     # -- a round's exchanges -----------------------------------------------------------------------
-    def take(self, event: Event) -> None:
+    def take(self, event: ScheduleEvent) -> None:
         """What follows from an event of the exchange that is open."""
         exchange = self._open.exchange
         self.exchanges.take(exchange, event)

@@ -56,7 +56,7 @@ class AskedClient:
         return self.reply is not None or bool(self.reason)
 
 
-class Event(NamedTuple):
+class ScheduleEvent(NamedTuple):
     """The end of a task, or a second that the schedule waits for."""
 
     at: float
@@ -71,11 +71,11 @@ class Source(Protocol):
     def expect(self, client: int) -> None:
         """The client's task is under way, or was over before it went out."""
 
-    def next(self, wakes: float) -> Event:
+    def next(self, wakes: float) -> ScheduleEvent:
         """Waits for the next event, at most until the second `wakes`."""
 
 
-def collect(schedule: Schedule, source: Source, take: Callable[[Event], None]) -> None:
+def collect(schedule: Schedule, source: Source, take: Callable[[ScheduleEvent], None]) -> None:
     """Takes one event after the other, until the schedule closes."""
     while not schedule.closed:
         take(source.next(schedule.wakes()))
@@ -113,14 +113,14 @@ class RealTime:
         """The next client whose task was over before it went out; None: there is no more."""
         return self._over.popleft() if self._over else None
 
-    def next(self, wakes: float) -> Event:
+    def next(self, wakes: float) -> ScheduleEvent:
         while True:
             self.clients.watch.check()
             client = self.next_ended(min(POLL_S, max(0.0, wakes - self.now())))
             if client is not None:
-                return Event(self.now(), client, self.tasks[client].reason)
+                return ScheduleEvent(self.now(), client, self.tasks[client].reason)
             if self.now() >= wakes:
-                return Event(self.now(), None)
+                return ScheduleEvent(self.now(), None)
 
     def next_ended(self, timeout_s: float) -> int | None:
         """The next client whose task is over; None after a while."""
@@ -163,7 +163,7 @@ class SimulatedTime:
         self.order.expect(client, self._end(client, None)[0])
         self.real.expect(client)
 
-    def next(self, wakes: float) -> Event:
+    def next(self, wakes: float) -> ScheduleEvent:
         while True:
             event = self.order.next(wakes)
             if event is not None:
@@ -196,15 +196,15 @@ class Order:
         end = max(at, self._open.pop(client))
         heapq.heappush(self._ends, (end, not reason, client, reason))
 
-    def next(self, wakes: float) -> Event | None:
+    def next(self, wakes: float) -> ScheduleEvent | None:
         """The next event; None while that is not known."""
         while self._least and self._open.get(self._least[0][1]) != self._least[0][0]:
             heapq.heappop(self._least)
         least = self._least[0][0] if self._least else math.inf
         end = self._ends[0][0] if self._ends else math.inf
         if min(least, end) > wakes:
-            return Event(wakes, None)
+            return ScheduleEvent(wakes, None)
         if not self._ends or least <= end:
             return None
         at, _, client, reason = heapq.heappop(self._ends)
-        return Event(at, client, reason)
+        return ScheduleEvent(at, client, reason)

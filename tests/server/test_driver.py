@@ -13,7 +13,7 @@ from fednet.protocol.tasks import TaskSpec
 from fednet.server.driver import drive
 from fednet.server.io import Outcome
 from fednet.server.schedule import Cohort
-from fednet.server.sources import AskedClient, Event, RealTime, SimulatedTime
+from fednet.server.sources import AskedClient, RealTime, ScheduleEvent, SimulatedTime
 from fednet.wire.messages import Key
 
 
@@ -41,7 +41,7 @@ class Told:
     def _begin(self):
         self.schedule = Cohort((0, 1))
         clients = iter((1, 0))
-        self.source = SimpleNamespace(next=lambda wakes: Event(1.0, next(clients)))
+        self.source = SimpleNamespace(next=lambda wakes: ScheduleEvent(1.0, next(clients)))
 
     def take(self, event):
         self.said.append(f"take {event.client}")
