@@ -69,7 +69,7 @@ class Updates(Rounds):
         self.given = []
         self._since = time.monotonic()
         self._second = schedule.at
-        self._give(schedule.at, schedule.on(schedule.at))
+        self._give(schedule.at, schedule.take_event(schedule.at))
 
     def can_begin(self, round: OpenRound) -> bool:
         return True
@@ -242,7 +242,7 @@ class Updates(Rounds):
             self.exchanges.record_verdict([task])
             if reason.startswith("failed"):
                 self.exchanges.may_stop(round, client, reason.removeprefix("failed: "))
-        self._give(at, self.schedule.on(at, client, reason))
+        self._give(at, self.schedule.take_event(at, client, reason))
 
     def _end(self, client: int, up: int | None) -> tuple[float, str]:
         """When a task ends on the virtual clock, and why it has no reply then, see
@@ -303,7 +303,7 @@ class Record:
     def expect(self, client: int) -> None:
         self._real.expect(client)
 
-    def next(self, wakes: float) -> ScheduleEvent:
+    def next(self, wakeup: float) -> ScheduleEvent:
         row = self._replay.rounds[self._schedule.round]
         tasks = self._real.tasks
         real = self._real

@@ -336,7 +336,7 @@ class Exchanges:
         asked[client].reason = reason
         if reason:
             self._note_dropped(exchange, client)
-        schedule.on(at, client, reason)
+        schedule.take_event(at, client, reason)
         if not schedule.closed:
             return
         under_way = ""

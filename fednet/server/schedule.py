@@ -25,13 +25,13 @@ class Schedule(Protocol):
     def closed(self) -> bool:
         """Whether the result can be made."""
 
-    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+    def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         """Takes an event, which is not before the last one, and returns who is asked then. client:
-        whose task is over; None: it begins, or the second that `wakes` named has come. reason: why
-        no reply came of the task.
+        whose task is over; None: it begins, or the second that `next_wakeup` named has come.
+        reason: why no reply came of the task.
         """
 
-    def wakes(self) -> float:
+    def next_wakeup(self) -> float:
         """The second at which something is to be done although no task is over; infinite: never."""
 
 
@@ -58,7 +58,7 @@ class Cohort:
     def closed(self) -> bool:
         return not self.training
 
-    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+    def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         if client is None:
             return [*self.clients]
         if client not in self.training:  # it closed before
@@ -75,7 +75,7 @@ class Cohort:
             self.training.clear()
         return []
 
-    def wakes(self) -> float:
+    def next_wakeup(self) -> float:
         return math.inf
 
 
@@ -106,7 +106,7 @@ class Buffer:
     asked: set[int] = field(default_factory=set)
     """Who was given a task in this round."""
 
-    def on(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+    def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         self.at = at
         if client is not None:
             round = self.training.pop(client)
@@ -126,7 +126,7 @@ class Buffer:
         self.asked = set()
         self.closed = False
 
-    def wakes(self) -> float:
+    def next_wakeup(self) -> float:
         if len(self.training) >= self.at_once:
             return math.inf
         return min((self.comes(c, self.at) for c in self._free()), default=math.inf)
@@ -142,7 +142,7 @@ class Buffer:
         """Nobody trains and nobody can be asked now: whether what is there, if anything, has to do.
         Not where somebody comes later.
         """
-        return self.wakes() == math.inf
+        return self.next_wakeup() == math.inf
 
     def _give(self, at: float) -> list[int]:
         given: list[int] = []
@@ -169,7 +169,7 @@ class Period(Buffer):
 
     every: float = 0.0
 
-    def wakes(self) -> float:
+    def next_wakeup(self) -> float:
         return (math.floor(self.at / self.every) + 1) * self.every
 
     def _enough(self, client: int | None) -> bool:

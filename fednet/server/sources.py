@@ -71,14 +71,14 @@ class Source(Protocol):
     def expect(self, client: int) -> None:
         """The client's task is under way, or was over before it went out."""
 
-    def next(self, wakes: float) -> ScheduleEvent:
-        """Waits for the next event, at most until the second `wakes`."""
+    def next(self, wakeup: float) -> ScheduleEvent:
+        """Waits for the next event, at most until the second `wakeup`."""
 
 
 def collect(schedule: Schedule, source: Source, take: Callable[[ScheduleEvent], None]) -> None:
     """Takes one event after the other, until the schedule closes."""
     while not schedule.closed:
-        take(source.next(schedule.wakes()))
+        take(source.next(schedule.next_wakeup()))
 
 
 class RealTime:
@@ -113,13 +113,13 @@ class RealTime:
         """The next client whose task was over before it went out; None: there is no more."""
         return self._over.popleft() if self._over else None
 
-    def next(self, wakes: float) -> ScheduleEvent:
+    def next(self, wakeup: float) -> ScheduleEvent:
         while True:
             self.clients.watch.check()
-            client = self.next_ended(min(POLL_S, max(0.0, wakes - self.now())))
+            client = self.next_ended(min(POLL_S, max(0.0, wakeup - self.now())))
             if client is not None:
                 return ScheduleEvent(self.now(), client, self.tasks[client].reason)
-            if self.now() >= wakes:
+            if self.now() >= wakeup:
                 return ScheduleEvent(self.now(), None)
 
     def next_ended(self, timeout_s: float) -> int | None:
@@ -163,9 +163,9 @@ class SimulatedTime:
         self.order.expect(client, self._end(client, None)[0])
         self.real.expect(client)
 
-    def next(self, wakes: float) -> ScheduleEvent:
+    def next(self, wakeup: float) -> ScheduleEvent:
         while True:
-            event = self.order.next(wakes)
+            event = self.order.next(wakeup)
             if event is not None:
                 return event
             client = self.real.next_ended(POLL_S)
@@ -196,14 +196,14 @@ class Order:
         end = max(at, self._open.pop(client))
         heapq.heappush(self._ends, (end, not reason, client, reason))
 
-    def next(self, wakes: float) -> ScheduleEvent | None:
+    def next(self, wakeup: float) -> ScheduleEvent | None:
         """The next event; None while that is not known."""
         while self._least and self._open.get(self._least[0][1]) != self._least[0][0]:
             heapq.heappop(self._least)
         least = self._least[0][0] if self._least else math.inf
         end = self._ends[0][0] if self._ends else math.inf
-        if min(least, end) > wakes:
-            return ScheduleEvent(wakes, None)
+        if min(least, end) > wakeup:
+            return ScheduleEvent(wakeup, None)
         if not self._ends or least <= end:
             return None
         at, _, client, reason = heapq.heappop(self._ends)

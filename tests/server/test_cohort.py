@@ -65,11 +65,11 @@ def closed(ends: dict[int, tuple[float, str]], first: int | None) -> Cohort:
     for client, (at, reason) in ends.items():
         order.expect(client, 0.0)
         order.set_end(client, at, reason)
-    assert cohort.on(0.0) == sorted(ends)
+    assert cohort.take_event(0.0) == sorted(ends)
     while not cohort.closed:
-        event = order.next(cohort.wakes())
+        event = order.next(cohort.next_wakeup())
         assert event is not None
-        assert cohort.on(*event) == []
+        assert cohort.take_event(*event) == []
     return cohort
 
 

@@ -41,11 +41,11 @@ class Told:
     def _begin(self):
         self.schedule = Cohort((0, 1))
         clients = iter((1, 0))
-        self.source = SimpleNamespace(next=lambda wakes: ScheduleEvent(1.0, next(clients)))
+        self.source = SimpleNamespace(next=lambda wakeup: ScheduleEvent(1.0, next(clients)))
 
     def take(self, event):
         self.said.append(f"take {event.client}")
-        self.schedule.on(*event)
+        self.schedule.take_event(*event)
 
     def close(self):
         self.said.append("close")

@@ -23,7 +23,7 @@ def schedule(clients=5, at_once=3, buffer=2, every=None, **more):
 
 def step(s, at, client=None, lost=False):
     """Who is asked at an event, and whether the update can be made."""
-    return s.on(at, client, "lost" if lost else ""), s.closed
+    return s.take_event(at, client, "lost" if lost else ""), s.closed
 
 
 def gives(*clients):
@@ -67,11 +67,11 @@ def test_semi_synchronous_updates_come_with_the_clock_and_stale_ones_count_later
     s = schedule(clients=4, at_once=3, buffer=None, every=10.0)
     assert step(s, 0.0) == gives(0, 1, 2)
     assert step(s, 4.0, 2) == NOTHING
-    assert s.wakes() == 10.0
+    assert s.next_wakeup() == 10.0
     assert step(s, 10.0) == UPDATE
     assert begins(s) == gives(2)  # 0 and 1 go on
     assert step(s, 12.0, 1) == NOTHING
-    assert s.wakes() == 20.0
+    assert s.next_wakeup() == 20.0
     assert step(s, 20.0) == UPDATE
     assert (s.round, s.came) == (2, {1: 1})
 
@@ -80,9 +80,9 @@ def test_who_is_not_there_is_asked_when_it_comes():
     there = {0: 0.0, 1: 7.0, 2: 5.0}
     s = schedule(clients=3, at_once=2, buffer=2, comes=lambda c, at: max(at, there[c]))
     assert step(s, 0.0) == gives(0)
-    assert s.wakes() == 5.0
+    assert s.next_wakeup() == 5.0
     assert step(s, 5.0) == gives(2)
-    assert s.wakes() == math.inf  # two train
+    assert s.next_wakeup() == math.inf  # two train
 
 
 def test_while_nobody_trains_the_update_waits_for_who_will_come():
@@ -140,7 +140,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
             if due:
                 given, due = begins(s)
                 continue
-            event = order.next(s.wakes())
+            event = order.next(s.next_wakeup())
             if event is None:
                 client = min(pending, key=rank.index)
                 order.set_end(client, pending.pop(client))
@@ -192,7 +192,7 @@ def test_a_period_in_which_nothing_came_makes_no_update():
     s = schedule(clients=3, at_once=3, buffer=None, every=10.0)
     step(s, 0.0)
     assert step(s, 10.0) == NOTHING
-    assert (s.round, s.wakes()) == (1, 20.0)
+    assert (s.round, s.next_wakeup()) == (1, 20.0)
 
 
 def test_a_period_in_which_all_are_lost_ends_at_once():
