@@ -105,7 +105,7 @@ def guards_of(
         kinds = {name: field.kind for name, field in fields.items() if field.form == "tensors"}
         found.append(RobustRule(config, shared, kinds))
     if setup.noise is not None:
-        found.append(Noise(config.privacy, setup.noise, exchange.round))
+        found.append(NoiseGuard(config.privacy, setup.noise, exchange.round))
     return found
 
 
@@ -218,7 +218,7 @@ class RobustRule(Guard):
         return stack.with_sums(accumulator, self._config, clients)
 
 
-class Noise(Guard):
+class NoiseGuard(Guard):
     """`privacy.noise`: what the server adds to a sum of clipped updates."""
 
     def __init__(self, section: PrivacySection, noise: privacy.Noise, round: int) -> None:
