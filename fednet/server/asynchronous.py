@@ -7,8 +7,8 @@
     update: accumulate in id order, server_update; new tasks go out; evaluate, record, save
 
 Who is asked when, and what makes an update, says the schedule (`Buffer` or `Period`). Which event
-is next, its source says (sources.py), or the record of another run (`Record`). A checkpoint holds
-the tasks under way, and what went down with them.
+is next, its source says (sources.py), or the record of another run (`RecordedEvents`). A checkpoint
+holds the tasks under way, and what went down with them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Updates(Rounds):
             for row in replay.rounds.values():
                 for client, stale in zip(row["completed"], row["staleness"]):
                     self._counted.add((client, row["round"] - stale))
-            self.source = Record(replay, self.schedule, real)
+            self.source = RecordedEvents(replay, self.schedule, real)
         elif self.clock is not None:
             self.source = SimulatedTime(real, self._end)
         self._take_up()
@@ -289,7 +289,7 @@ class Updates(Rounds):
         return round
 
 
-class Record:
+class RecordedEvents:
     """The events of another run's updates, in the order of its record. An event without a client:
     the update is to be made.
     """

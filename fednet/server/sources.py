@@ -2,7 +2,7 @@
 
 RealTime        as outcomes come, on this machine's clock
 SimulatedTime   in the order of the virtual clock, whatever order outcomes come in
-(Record, in asynchronous.py: as another run has them on record)
+(RecordedEvents, in asynchronous.py: as another run has them on record)
 """
 
 from __future__ import annotations
