@@ -29,7 +29,7 @@ from fednet.server.exchanges import Exchanges
 from fednet.server.faults import Replay
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
-from fednet.server.schedule import Buffer, Period, Recorded
+from fednet.server.schedule import Buffer, Period, RecordedUpdates
 from fednet.server.sources import POLL_S, AskedClient, RealTime, ScheduleEvent, SimulatedTime
 from fednet.server.watch import Hosting
 from fednet.wire.codec import Body
@@ -110,7 +110,7 @@ class Updates(Rounds):
         if replay is not None:
             rows = replay.rounds
             # All that is on record is handed out, as soon as its client is free.
-            return Recorded(
+            return RecordedUpdates(
                 config.clients + 1,
                 config.clients,
                 lambda round: rows[round]["selected"] if round in rows else (),

@@ -1,10 +1,12 @@
 """Who is asked when, and when what has come makes a result. Events and the time go in, clients to
 be asked come out; nothing here sends or waits.
 
-    Cohort    an exchange of a round: all at once; closes with the first k replies, or with the last
-    Buffer    asynchronous: a free client is asked as soon as another is over; closes with n replies
-    Period    semi-synchronous: the same every s seconds, of the replies so far
-    Recorded  the asynchronous updates of another run, as it has them on record
+    Cohort           an exchange of a round: all at once; closes with the first k replies, or with
+                     the last
+    Buffer           asynchronous: a free client is asked as soon as another is over; closes with n
+                     replies
+    Period           semi-synchronous: the same every s seconds, of the replies so far
+    RecordedUpdates  the asynchronous updates of another run, as it has them on record
 """
 
 from __future__ import annotations
@@ -183,7 +185,7 @@ class Period(Buffer):
 
 
 @dataclass(slots=True)
-class Recorded(Buffer):
+class RecordedUpdates(Buffer):
     """The updates of another run: in each round all who were given a task in it are, as soon as
     they are free. An event without a client says that all which its record has are there.
     """
