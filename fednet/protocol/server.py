@@ -233,7 +233,7 @@ class ServerProtocol:
     def open(self) -> list[TrackedTask]:
         return [t for t in self.tasks.values() if t.status not in ENDED]
 
-    def arrived(self) -> list[int]:
+    def accepted_clients(self) -> list[int]:
         """Returns the clients whose replies were accepted."""
         return sorted(c for c, t in self.tasks.items() if t.status is TaskState.DONE)
 

@@ -26,7 +26,7 @@ from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, error_text
 from fednet.server.exchange import OpenExchange
 from fednet.server.exchanges import Exchanges
-from fednet.server.guards import at_most, guards_of, having
+from fednet.server.guards import at_most, guards_of, guards_with
 from fednet.server.inbox import ReceivedReply
 from fednet.wire.codec import cut
 from fednet.wire.payload import Payload, run_of, tensors_of
@@ -56,9 +56,9 @@ class Aggregation:
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
         self._guards = guards_of(setup, self._clients.sent, exchange, self._shared)
-        self._admitting = having(self._guards, "admit")
-        self._changing = having(self._guards, "change")
-        self._counting = having(self._guards, "samples")
+        self._admitting = guards_with(self._guards, "admit")
+        self._changing = guards_with(self._guards, "change")
+        self._counting = guards_with(self._guards, "samples")
         self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self.spoiled = False  # whether no result comes because of what an unknown client has sent

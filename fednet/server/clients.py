@@ -60,7 +60,7 @@ class DataSizes:
             return self.sites.declared.get(client)
         return facts.train
 
-    def tested(self, client: int) -> tuple[int, int]:
+    def test_labels(self, client: int) -> tuple[int, int]:
         """How many labels or values a client can evaluate on: in its own test set, and in the
         class-balanced one, which sites do not have.
         """
@@ -267,7 +267,7 @@ def connect_clients(
     inbox = Inbox(
         files.path / "checkpoint",
         records.journal,
-        decoder(experiment, sent, sizes.samples, sizes.tested),
+        decoder(experiment, sent, sizes.samples, sizes.test_labels),
         endpoint.part == WHOLE and on_gpu,
     )
     curve = config.security.curve

@@ -471,7 +471,7 @@ class Exchanges:
             own = len(exp.algorithm.exchanges[key.phase].up.fields)
             if reply.refused or len(form) == own:
                 return None
-        tested = self.clients.sizes.tested(client)
+        tested = self.clients.sizes.test_labels(client)
         if key.purpose == "evaluate":  # it was checked when it came
             return evaluation_in(exp, client, form, reply.body(), tested)
         _, evaluation = cut(form, reply.body(), own)

@@ -75,7 +75,7 @@ class Guard:
         return ()
 
 
-def having(guards: Sequence[Guard], method: str) -> list[Guard]:
+def guards_with(guards: Sequence[Guard], method: str) -> list[Guard]:
     """Those of the guards that have that method of their own: it is asked of each reply."""
     return [g for g in guards if getattr(type(g), method) is not getattr(Guard, method)]
 

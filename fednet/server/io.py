@@ -370,7 +370,7 @@ class ServerIO:
             offset = time.time() - now
             self.snapshot = {
                 "waiting": protocol.waiting(offset),
-                "arrived": protocol.arrived(),
+                "arrived": protocol.accepted_clients(),
                 "sites": protocol.roster.sites(protocol.clients, offset),
                 "refused": self.events.refusals(),
                 "refusals": dict(self.events.refused),
