@@ -58,7 +58,7 @@ def encode(message: m.Message) -> bytes:
 _OPEN = (m.Join, m.Welcome, m.Ready)
 
 
-class Decoder:
+class MessageDecoder:
     """Reads the messages of one direction."""
 
     def __init__(self, kinds: Sequence[type[m.Message]]) -> None:
@@ -126,8 +126,8 @@ def _looked_at(kinds: Mapping[object, type[m.Message]], header: bytes) -> m.Mess
         raise RemoteProtocolError(m.clean(f"{tag}: {broken}")) from broken
 
 
-decode_from_client = Decoder(m.FROM_CLIENT)
-decode_from_server = Decoder(m.FROM_SERVER)
+decode_from_client = MessageDecoder(m.FROM_CLIENT)
+decode_from_server = MessageDecoder(m.FROM_SERVER)
 
 
 def _no_ext(code: int, data: bytes) -> None:
