@@ -32,7 +32,7 @@ def _conv(c: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(c, out, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """ReLU(branch(x) + shortcut(x)); basic: two 3x3; bottleneck: 1x1, 3x3, 1x1 of four times the
     width.
     """
@@ -88,7 +88,7 @@ def _body(
         width = 64 * 2**s
         blocks = []
         for k in range(depth):
-            blocks.append(Block(c, width, 2 if s and not k else 1, norm, bottleneck))
+            blocks.append(ResidualBlock(c, width, 2 if s and not k else 1, norm, bottleneck))
             c = 4 * width if bottleneck else width
         layers[f"stage{s + 1}"] = nn.Sequential(*blocks)
     return chain(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())

@@ -59,7 +59,7 @@ def gru(
     return Recurrent(classes, embedding, hidden, layers)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal attention and a feed-forward network, each on its normalised input and added to it
     (pre-norm, as GPT-2). (n, t, d) to (n, t, d).
     """
@@ -97,7 +97,7 @@ class Decoder(NextToken):
         super().__init__()
         self.embedding = nn.Embedding(tokens, width)
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, tokens)
         nn.init.normal_(self.embedding.weight, std=0.02)
