@@ -141,17 +141,17 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 BASE = "base"  # its kind in the ledger
 
 
-class Base(Payload):
+class BaseModelFile(Payload):
     """A .safetensors file of the whole model, byte for byte."""
 
     base: kind(BASE, "array", dtype="uint8", rank=1)  # type: ignore[valid-type]
 
 
-def pack_state_dict(module: nn.Module) -> Base:
+def pack_state_dict(module: nn.Module) -> BaseModelFile:
     """Returns the module's state dict as a payload."""
     named = {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}
     data = np.frombuffer(bytearray(save(named)), dtype=np.uint8)
-    return Base(base=torch.from_numpy(data))  # type: ignore[call-arg]
+    return BaseModelFile(base=torch.from_numpy(data))  # type: ignore[call-arg]
 
 
 def unpack_state_dict(data: bytes) -> Mapping[str, torch.Tensor]:
