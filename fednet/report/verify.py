@@ -9,7 +9,7 @@ from fednet.records import Round
 from fednet.report.read import Run
 
 
-class Verdict(NamedTuple):
+class Comparison(NamedTuple):
     """same: the model and all clients' states are bit-identical in all rounds, and neither run is
     longer.
     """
@@ -29,7 +29,7 @@ def names(a: Run, b: Run) -> tuple[str, str]:
     return str(Path(*one.parts[-taken:])), str(Path(*other.parts[-taken:]))
 
 
-def compare(a: Run, b: Run) -> Verdict:
+def compare(a: Run, b: Run) -> Comparison:
     """Compares the hashes of `rounds.jsonl` round by round."""
     first_name, second_name = names(a, b)
     ours = {r.round: r for r in a.rounds}
@@ -38,7 +38,7 @@ def compare(a: Run, b: Run) -> Verdict:
     both = f"{first_name} and {second_name}"
     bases = [str(r.summary.get("base_sha256") or "") for r in (a, b)]
     if all(bases) and bases[0] != bases[1]:
-        return Verdict(
+        return Comparison(
             False,
             f"{both} started from different base models: "
             f"base_sha256 {_short(bases[0])} and {_short(bases[1])}.",
@@ -46,12 +46,12 @@ def compare(a: Run, b: Run) -> Verdict:
     for t in shared:
         if found := _difference(ours[t], theirs[t]):
             first = f"the first difference is in round {t}: {found}"
-            return Verdict(False, f"{both} differ; {first}.")
+            return Comparison(False, f"{both} differ; {first}.")
     if not shared:
-        return Verdict(False, f"{both} have no finished round in common.")
+        return Comparison(False, f"{both} have no finished round in common.")
     for t in shared:
         if ours[t].model_sha256 is None or ours[t].clients_sha256 is None:
-            return Verdict(
+            return Comparison(
                 False,
                 f"round {t} has no model_sha256 or no clients_sha256: so the runs cannot be "
                 f"compared.",
@@ -62,12 +62,12 @@ def compare(a: Run, b: Run) -> Verdict:
         if len(ours) > len(theirs):
             longer = first_name
             more = ours
-        return Verdict(
+        return Comparison(
             False,
             f"{both} are bit-identical in the {len(shared)} rounds of both, but only {longer} "
             f"has round {min(more.keys() - set(shared))}.",
         )
-    return Verdict(
+    return Comparison(
         True, f"{both} are bit-identical in all {len(shared)} rounds (model and client states)."
     )
 
