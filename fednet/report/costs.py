@@ -42,7 +42,7 @@ SENT = {
 }
 
 
-class Spent:
+class RunBytes:
     """The bytes of a run, read from `wire.jsonl` one line at a time."""
 
     def __init__(self, run: Run) -> None:
@@ -102,8 +102,8 @@ class Spent:
 
 
 @once
-def ledger(run: Run) -> Spent:
-    return Spent(run)
+def ledger(run: Run) -> RunBytes:
+    return RunBytes(run)
 
 
 def _use(w: Wire) -> str:
