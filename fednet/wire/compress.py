@@ -24,11 +24,11 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.loading import Arguments, Check, check_returns
 from fednet.options import instance
 from fednet.wire.compressors.base import (
+    CompressorPart,
     Feedback,
     Floats,
     Lossless,
     Memory,
-    Part,
     Reduce,
     Select,
     Values,
@@ -52,7 +52,7 @@ class Chain:
     text: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CompressorPart, ...]:
         all_ = (self.feedback, self.select, self.values, self.lossless)
         return tuple(p for p in all_ if p is not None)
 
@@ -243,7 +243,7 @@ def chains(
 def _a(kind: type | tuple[type, ...], expected: str) -> Check:
     """Returns a check that says what was expected where something else was returned."""
 
-    def check(part: Part, given: Arguments, found: object) -> str | None:
+    def check(part: CompressorPart, given: Arguments, found: object) -> str | None:
         return None if isinstance(found, kind) else expected
 
     return check
@@ -254,7 +254,7 @@ _TENSOR = _a(torch.Tensor, "a tensor")
 _ARRAY = _a(np.ndarray, "an array")
 _NUMBER = _a((int, np.integer), "a whole number")
 # Of another length, the chain itself refuses it.
-RETURNS: Mapping[type[Part], Mapping[str, Check]] = {
+RETURNS: Mapping[type[CompressorPart], Mapping[str, Check]] = {
     Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
     Reduce: {
         "count": _NUMBER,

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 
 
-class Part:
+class CompressorPart:
     """A step of a compressor chain. C(x) is what is decoded from x."""
 
     paper: ClassVar[str] = ""
@@ -70,7 +70,7 @@ class Memory:
         return f"{self.field}/{name}" if name else self.field
 
 
-class Feedback(Part):
+class Feedback(CompressorPart):
     """What is done about what earlier messages left out, by what the sender remembers, and, where
     it is `shared`, the receiver too. It comes before all others.
     """
@@ -129,7 +129,7 @@ class Feedback(Part):
         return decoded
 
 
-class Reduce(Part):
+class Reduce(CompressorPart):
     """Makes fewer numbers of a vector; comes before what writes them.
 
     fixed: how many follows from the length of the vector; else `count` is the most, and what is
@@ -192,7 +192,7 @@ class Select(Reduce):
         return out
 
 
-class Values(Part):
+class Values(CompressorPart):
     """Writes values with fewer bits."""
 
     def nbytes(self, n: int) -> int:
@@ -210,7 +210,7 @@ class Values(Part):
         raise NotImplementedError
 
 
-class Lossless(Part):
+class Lossless(CompressorPart):
     """Shortens bytes; comes last."""
 
     lossy: ClassVar[bool] = False
