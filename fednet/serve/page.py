@@ -25,7 +25,7 @@ REFRESH_S = 5
 REDRAWN_S = 60  # drawing takes seconds of a processor that the run needs
 
 
-class Server(Pages):
+class QueuePages(Pages):
     """Serves the pages of a folder. One thread draws at a time, as matplotlib requires."""
 
     def __init__(self, address: tuple[str, int], queue: Queue) -> None:
@@ -118,8 +118,8 @@ def _version_of(run: Path) -> tuple[float, bool]:
     return rows, (run / "summary.json").exists()
 
 
-def serve(address: tuple[str, int], queue: Queue) -> Server:
+def serve(address: tuple[str, int], queue: Queue) -> QueuePages:
     """Starts to serve, in threads of its own, until `end`. Raises ConfigError."""
-    server = Server(address, queue)
+    server = QueuePages(address, queue)
     server.begin()
     return server
