@@ -64,7 +64,7 @@ def mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
     return w.merge((1 - alpha) * part + alpha * v.to(w.device))
 
 
-def both(task: Task, alpha: float) -> Loss:
+def both(task: LearningTask, alpha: float) -> Loss:
     """loss(model, x, y, v) with the value at w_i, and the gradients of f(w_i) for w_i and of
     f(vbar_i) for v_i.
     """

@@ -36,7 +36,7 @@ from fednet.registry import algorithm
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
 from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.loop import Loss, Trained
-from fednet.training.tasks import Task
+from fednet.training.tasks import LearningTask
 from fednet.wire.payload import (
     Accuracy,
     Condensed,
@@ -76,6 +76,7 @@ __all__ = [
     "Fraction",
     "Inputs",
     "Layout",
+    "LearningTask",
     "Loss",
     "NonNegative",
     "Nothing",
@@ -90,7 +91,6 @@ __all__ = [
     "State",
     "Statistics",
     "Sum",
-    "Task",
     "Tensors",
     "Trained",
     "TwoSums",

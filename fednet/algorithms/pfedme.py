@@ -81,7 +81,7 @@ class PFedMe(Algorithm):
         return local if client.theta is None else client.theta
 
 
-def on_one_batch(task: Task) -> Loss:
+def on_one_batch(task: LearningTask) -> Loss:
     """Returns a loss that keeps to the first batch it is given: K steps on one minibatch."""
     kept: list[tuple[Inputs, torch.Tensor]] = []
 

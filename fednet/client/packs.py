@@ -20,7 +20,7 @@ from fednet.training import packed
 if TYPE_CHECKING:
     from fednet.training.loop import Descent
     from fednet.training.packed import Plans
-    from fednet.training.tasks import Task
+    from fednet.training.tasks import LearningTask
     from fednet.wire.payload import Run
 
 Call = Callable[[], None]
@@ -40,7 +40,7 @@ class Packs:
     """
 
     n: int
-    task: Task
+    task: LearningTask
     _waiting: dict[tuple[object, ...], Pack] = field(default_factory=dict)  # by kind
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _checked: bool = False

@@ -33,7 +33,7 @@ from fednet.training.tasks.regression import Regression
 
 if TYPE_CHECKING:
     from fednet.training.setting import Setting
-    from fednet.training.tasks import Task
+    from fednet.training.tasks import LearningTask
 
 
 def finite(data: Data) -> None:
@@ -146,7 +146,9 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
         )
 
 
-def unlike_losses(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> Iterator[str]:
+def unlike_losses(
+    name: str, task: LearningTask, out: torch.Tensor, y: torch.Tensor
+) -> Iterator[str]:
     """Yields a remark if the task's `loss` of a batch is not the mean of its `losses`."""
     each = task.losses(out, y).double()
     labels = labels_of(task, y)
@@ -230,7 +232,7 @@ def of_each_class(data: Data) -> tuple[Inputs, torch.Tensor]:
 def counting(
     config: Config,
     factory: Callable[[int], nn.Module],
-    task: Task,
+    task: LearningTask,
     classes: int,
     data: Data | None,
 ) -> tuple[int, dict[str, tuple[int, ...]]]:
@@ -353,7 +355,7 @@ def _call_part(
         ) from broken
 
 
-def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
+def scalar(name: str, task: LearningTask, loss: object) -> torch.Tensor:
     """Returns the task's loss of a batch. Raises ConfigError if it is no scalar with a graph."""
     if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
         raise ConfigError(
@@ -363,7 +365,7 @@ def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
     return loss
 
 
-def check_counts(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def check_counts(name: str, task: LearningTask, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Returns the task's counts of a batch. Raises ConfigError if they are no counts."""
     counts = _check_additive(name, f"counts ({place(task.counts)})", task.counts, out.detach(), y)
     if (counts.ndim, *counts.shape[:1]) != (2, 2):

@@ -22,7 +22,7 @@ from fednet.tensors import Inputs, Tensors
 from fednet.training import metrics
 from fednet.training.samples import length, piece
 from fednet.training.scratch import KNOWN, Scratch
-from fednet.training.tasks import Task, labels_of
+from fednet.training.tasks import LearningTask, labels_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,7 +100,7 @@ def recalibrate(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -
 def evaluate(
     model: nn.Module | Callable[[Inputs], torch.Tensor],
     data: tuple[Inputs, torch.Tensor],
-    task: Task,
+    task: LearningTask,
     batch_size: int = 512,
     more: Sequence[str] = (),
 ) -> Counts:
@@ -147,7 +147,7 @@ def evaluate(
     return Counts(table.cpu().numpy().copy(), float(total), counted, lambda: arrays)
 
 
-def other_width(task: Task, width: int, found: int) -> ConfigError:
+def other_width(task: LearningTask, width: int, found: int) -> ConfigError:
     """Returns the error for counts with different numbers of classes."""
     return ConfigError(
         f"task: counts ({place(task.counts)}) gave {width} classes for some samples and {found} "

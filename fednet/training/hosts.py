@@ -29,7 +29,7 @@ from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descen
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, SecureMachines, Setting, Splits, move_inputs
-from fednet.training.tasks import Task, labels_of
+from fednet.training.tasks import LearningTask, labels_of
 from fednet.wire.payload import Run, Samples
 
 
@@ -52,7 +52,7 @@ class ClientHost:
     momentum: float
     train_config: TrainSection
     """The client's `train` section. `client_update` may set it for its own `train`."""
-    task: Task
+    task: LearningTask
     """Its loss and counts."""
     initial: Tensors
     """The whole model as initialised from the run's seed."""
@@ -377,7 +377,7 @@ class ServerHost:
     """The clients'."""
     epochs: int
     """The clients'."""
-    task: Task
+    task: LearningTask
     """Its loss and counts."""
     public: Data | None
     """Held-out public samples, `public.train`; None where there are none."""

@@ -27,7 +27,7 @@ from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
     from fednet.data.federation import Site
-    from fednet.training.tasks import Task
+    from fednet.training.tasks import LearningTask
 
 Pair = tuple[Inputs, torch.Tensor]
 Loss = Callable[..., torch.Tensor]
@@ -188,7 +188,7 @@ def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManag
 
 def descend(
     descent: Descent,
-    task: Task,
+    task: LearningTask,
     loss: Loss | None = None,
     *,
     extra: Tensors | None = None,
@@ -333,7 +333,7 @@ def _shuffle(descent: Descent, augment: Augment | None) -> tuple[Inputs, torch.T
 
 def _descend(
     descent: Descent,
-    task: Task,
+    task: LearningTask,
     loss: Loss | None,
     beside: dict[str, torch.Tensor] | None,
     augment: Augment | None,

@@ -39,7 +39,7 @@ from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
     from fednet.data.federation import Site
-    from fednet.training.tasks import Task
+    from fednet.training.tasks import LearningTask
 
 # Devices on which a lane's weights are stepped as tensors of their own: a processor computes the
 # last few elements of a tensor another way than the others, so that in one long tensor a lane's
@@ -52,7 +52,9 @@ CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
 Plans = dict[object, "Plan"]
 
 
-def descend(lanes: Sequence[Descent], n: int, task: Task, plans: Plans | None = None) -> None:
+def descend(
+    lanes: Sequence[Descent], n: int, task: LearningTask, plans: Plans | None = None
+) -> None:
     """Descends in at most n lanes of one kind, each from its `start`; sets each one's `run` and
     `after`, or its error where its own `progress` raised one. Nothing waits for the device before
     the end. plans: what earlier packs of the same kind have prepared, kept for the next ones.
@@ -68,7 +70,7 @@ def descend(lanes: Sequence[Descent], n: int, task: Task, plans: Plans | None = 
 class Plan:
     """What packs of one kind share, one after the other: a copy of the module, stacked weights."""
 
-    def __init__(self, first: Descent, n: int, task: Task) -> None:
+    def __init__(self, first: Descent, n: int, task: LearningTask) -> None:
         scratch = first.scratch
         self.n = n
         self.task = task
@@ -485,7 +487,7 @@ def check_model(module: nn.Module, stateful: bool) -> None:
             )
 
 
-def check_lane(task: Task, lane: Descent) -> None:
+def check_lane(task: LearningTask, lane: Descent) -> None:
     """Raises ConfigError for a model that cannot be computed for several clients at once, or that
     mixes the samples of a batch, or a task whose loss is not the mean of its losses, tried on a
     lane's own samples. Waits for the device: to be asked once.

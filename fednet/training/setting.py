@@ -13,7 +13,7 @@ from torch import nn
 from fednet import seeds
 from fednet.config import Config
 from fednet.tensors import Inputs, Layout, Tensors, map_inputs, to_device
-from fednet.training.tasks import Task
+from fednet.training.tasks import LearningTask
 from fednet.wire.payload import Samples
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Setting:
     """The whole model as initialised."""
     config: Config
     """The run's configuration."""
-    task: Task
+    task: LearningTask
     classes: int
     factory: Callable[[int], nn.Module]
     """factory(seed): a module freshly initialised from that seed."""

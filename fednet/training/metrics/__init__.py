@@ -24,7 +24,7 @@ import torch
 from fednet import registry
 from fednet.errors import ConfigError, FednetError, unknown
 from fednet.loading import place
-from fednet.training.tasks import Task, labels_of
+from fednet.training.tasks import LearningTask, labels_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOWER = "lower_is_better"
@@ -74,7 +74,7 @@ def _arguments(name: str) -> tuple[str, ...]:
     return tuple(inspect.signature(registry.metric.get(name)).parameters)
 
 
-def check_offered(names: Iterable[str], task: Task, shown: str) -> None:
+def check_offered(names: Iterable[str], task: LearningTask, shown: str) -> None:
     """Raises ConfigError for a metric that needs counts that the task does not have."""
     counts = {n.removeprefix("count_") for n in dir(task) if n.startswith("count_")}
     for name in names:
@@ -86,7 +86,7 @@ def check_offered(names: Iterable[str], task: Task, shown: str) -> None:
                 )
 
 
-def count(task: Task, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def count(task: LearningTask, name: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Returns the counts of that name over a batch, int64."""
     if name == "n":
         labels = labels_of(task, y)

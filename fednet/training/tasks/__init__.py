@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 
 
-def labels_of(task: Task, y: torch.Tensor) -> torch.Tensor | None:
+def labels_of(task: LearningTask, y: torch.Tensor) -> torch.Tensor | None:
     """(n,) how many labels each sample has, by which its loss counts; None: all count alike."""
     count = getattr(task, "labels", None)
     return None if count is None else count(y)
 
 
-class Task(Protocol):
+class LearningTask(Protocol):
     """The interface of a task. outputs: of the model; y: the targets of n samples."""
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Task(Protocol):
     # exact sums, `count_sum_NAME`, none above 2**32 times that, see `training.sums.exact_sum`.
 
 
-def has_accuracy(task: Task) -> bool:
+def has_accuracy(task: LearningTask) -> bool:
     """Whether the task's counts are those of an accuracy; if not, its loss says how good a model
     is.
     """
