@@ -397,7 +397,7 @@ class ClientLoop:
                 self.link.settle(CONNECTION, direction, i.key, i.whole, reason)
             elif isinstance(i, p.Cancelled):
                 self._wanted.pop(i.key, None)
-            elif isinstance(i, p.Welcomed):
+            elif isinstance(i, p.Prepare):
                 self.link.journal.note(Welcomed(i.welcome.inc))
                 if not i.again or self.prepared is None:
                     self.slots.put(partial(self._prepare_run, i.welcome))

@@ -50,7 +50,7 @@ class Out:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcomed:
+class Prepare:
     """Prepare data and model by the server's configuration, then call `ready`. again: they are
     those of the run that was prepared before.
     """
@@ -93,7 +93,7 @@ class Booked:
 # Two of the server's messages are passed on: that the run is over, or its server stops; and that
 # this process is refused, for good or for now. And the status for which it asked.
 Instruction = (
-    Out | Stray | Welcomed | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
+    Out | Stray | Prepare | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
 )
 
 
@@ -387,7 +387,7 @@ class ClientProtocol:
         self.inc = welcome.inc
         self._config = welcome.config
         self.hosts = frozenset(welcome.ids)
-        self._out.append(Welcomed(welcome, again))
+        self._out.append(Prepare(welcome, again))
         if again and self._layout:
             self._ready()
 

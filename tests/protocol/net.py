@@ -80,7 +80,7 @@ class Site:
                 self.given.pop(i.key, None)
             elif isinstance(i, c.Booked):
                 self.link.settle(b"", i.direction, i.key, i.whole)
-            elif isinstance(i, c.Welcomed) and self.prepares and not i.again:
+            elif isinstance(i, c.Prepare) and self.prepares and not i.again:
                 self.do(self.protocol.ready("L"))
             elif isinstance(i, c.Reconnect):
                 self.net.cut(self)

@@ -146,7 +146,7 @@ def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
             except RemoteProtocolError:
                 continue
         for i in done:
-            if isinstance(i, c.Welcomed):
+            if isinstance(i, c.Prepare):
                 machine.ready("L")
             elif isinstance(i, c.Given):
                 assert len(i.body) == i.task.size

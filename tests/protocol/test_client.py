@@ -15,9 +15,9 @@ from fednet.protocol.client import (
     ClientProtocol,
     Given,
     Out,
+    Prepare,
     Reconnect,
     Stray,
-    Welcomed,
 )
 from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
@@ -81,7 +81,7 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     (join,) = sent(c.opened(2.0))
     assert (join.session, join.ids, join.share, join.holding) == ("s", [], (1, 2), [key()])
     assert c.received(WELCOME, None, 2.0) == [
-        Welcomed(WELCOME, True),
+        Prepare(WELCOME, True),
         Out(m.Ready(run="r", inc=1, layout="L", sites=sites)),
     ]
 
@@ -222,7 +222,7 @@ def test_another_run_is_prepared_anew_before_anything_is_ready():
     c.opened(2.0)
     other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
     for again in (False, True):
-        assert c.received(other, None, 2.0) == [Welcomed(other, again)]
+        assert c.received(other, None, 2.0) == [Prepare(other, again)]
         assert c.state is ClientState.WELCOMED
         c.closed(2.0)
         c.opened(2.0)
@@ -269,7 +269,7 @@ def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():
     c.closed(1.0)
     c.opened(2.0)
     more = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1, 2], beat_s=1.0)
-    assert c.received(more, None, 2.0) == [Welcomed(more, False)]
+    assert c.received(more, None, 2.0) == [Prepare(more, False)]
 
 
 def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
