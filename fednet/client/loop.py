@@ -122,7 +122,7 @@ class FinishedTask:
     silent.
     """
 
-    given: p.Given
+    given: p.DoTask
     reply: EncodedReply | None = None
     failed: m.Failed | None = None
     faults: PlannedFaults | None = None
@@ -235,7 +235,7 @@ class ClientLoop:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # The tasks that are to be answered. Only this thread adds them, and takes away those that
         # are answered or cancelled.
-        self._wanted: dict[m.Key, p.Given] = {}
+        self._wanted: dict[m.Key, p.DoTask] = {}
         self._delayed: list[FinishedTask] = []  # by planned faults
         self._round = 0  # of the newest task
         self._answered = 0  # tasks
@@ -381,7 +381,7 @@ class ClientLoop:
         for i in instructions:
             if isinstance(i, p.Out):
                 self.link.send(CONNECTION, i.message, i.body)
-            elif isinstance(i, p.Given):
+            elif isinstance(i, p.DoTask):
                 key = i.task.key
                 prepared = self.prepared
                 if key.round != self._round:  # heartbeats: one line a round
@@ -493,7 +493,7 @@ class ClientLoop:
         self.slots.pack(prepared.packs, prepared.together)
         self._later(partial(self._use, prepared, welcome.run))
 
-    def _do(self, given: p.Given, prepared: Prepared, device: int) -> None:
+    def _do(self, given: p.DoTask, prepared: Prepared, device: int) -> None:
         """Does a wanted task, and leaves what came of it for the thread of the loop."""
         key = given.task.key
         if self._wanted.get(key) is not given:
@@ -519,7 +519,7 @@ class ClientLoop:
         elif again_s is not None and not self._closing.wait(again_s):
             self.slots.put(partial(self._do, given, prepared))
 
-    def _work(self, given: p.Given, worker: Worker, device: int) -> FinishedTask:
+    def _work(self, given: p.DoTask, worker: Worker, device: int) -> FinishedTask:
         """Does a task."""
         task = given.task
         key = task.key
@@ -547,7 +547,7 @@ class ClientLoop:
             return FinishedTask(given, reply)
         return FinishedTask(given, reply, faults=faults, due=faults.due(began))
 
-    def _failure(self, given: p.Given, error: BaseException, again: bool = False) -> FinishedTask:
+    def _failure(self, given: p.DoTask, error: BaseException, again: bool = False) -> FinishedTask:
         """Logs why a task failed. Returns the failure for the server, in one line that names no
         file of this site to a server elsewhere. again: another try may help.
         """
@@ -587,7 +587,7 @@ class ClientLoop:
         fatal = error if ends else None
         return FinishedTask(given, failed=failed, fatal=fatal)
 
-    def _crash(self, given: p.Given) -> NoReturn:
+    def _crash(self, given: p.DoTask) -> NoReturn:
         """Ends the process as a power cut does. If the server runs in it too, only this client
         ends: raises TaskCancelled.
         """

@@ -60,7 +60,7 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DoTask:
     """Do this task. Its payload is whole."""
 
     task: m.Task
@@ -93,7 +93,7 @@ class Booked:
 # Two of the server's messages are passed on: that the run is over, or its server stops; and that
 # this process is refused, for good or for now. And the status for which it asked.
 Instruction = (
-    Out | Stray | Prepare | Given | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
+    Out | Stray | Prepare | DoTask | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
 )
 
 
@@ -538,7 +538,7 @@ class ClientProtocol:
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None
         check = None if held.digest is None else held.digest.digest()
-        self._out += (Booked("down", key), Given(held.task, held.body, check))
+        self._out += (Booked("down", key), DoTask(held.task, held.body, check))
 
     def _drop(self, key: Key, event: ClientTaskEvent) -> None:
         """Nobody wants this task any more."""

@@ -19,7 +19,7 @@ from fednet.client.policy import Policy, policy
 from fednet.client.worker import EncodedReply
 from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import write_record
-from fednet.protocol.client import ClientProtocol, Given
+from fednet.protocol.client import ClientProtocol, DoTask
 from fednet.records import mb
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
@@ -172,7 +172,7 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     key = m.Key(1, 0, 0, 7, "train")
     body = Body([bytes(2_000_000)])
     left = weakref.ref(body)
-    given = Given(m.Task(key=key, form=[], size=0, check=b""), memoryview(b""))
+    given = DoTask(m.Task(key=key, form=[], size=0, check=b""), memoryview(b""))
     reply = m.Reply(key=key, form=[], size=2_000_000)
     lines, said = RoundLines(), []
     lines.say = said.append

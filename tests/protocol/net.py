@@ -55,7 +55,7 @@ class Site:
         self.journal = Journal(self.rows.append)
         self.link = Link("client", self._send, framing, self.journal, GREETING, net.part)
         self.conn = b""
-        self.given: dict[m.Key, c.Given] = {}
+        self.given: dict[m.Key, c.DoTask] = {}
         self.seen: list[object] = []
         self.up: deque[tuple[bytes, ...]] = deque()
         self.down: deque[tuple[bytes, ...]] = deque()
@@ -73,7 +73,7 @@ class Site:
             self.seen.append(i)
             if isinstance(i, c.Out):
                 self.link.send(b"", i.message, i.body)
-            elif isinstance(i, c.Given):
+            elif isinstance(i, c.DoTask):
                 assert i.task.key not in self.given
                 self.given[i.task.key] = i
             elif isinstance(i, c.Cancelled):

@@ -148,7 +148,7 @@ def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
         for i in done:
             if isinstance(i, c.Prepare):
                 machine.ready("L")
-            elif isinstance(i, c.Given):
+            elif isinstance(i, c.DoTask):
                 assert len(i.body) == i.task.size
                 reply = m.Reply(
                     run=machine.run, inc=machine.inc, key=i.task.key, form=form(5), size=5

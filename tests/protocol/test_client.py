@@ -13,7 +13,7 @@ from fednet.protocol.client import (
     Booked,
     Cancelled,
     ClientProtocol,
-    Given,
+    DoTask,
     Out,
     Prepare,
     Reconnect,
@@ -142,7 +142,7 @@ def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
 def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
     c = working()
     out = c.received(task(key=m.Key(1, 1, 0, 1)), memoryview(bytes(3)), 0.0)
-    assert [type(i) for i in out] == [Cancelled, Booked, Given]
+    assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
 
 
 def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
@@ -194,14 +194,14 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
 def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(other):
     c = restarted()
     out = c.received(task(3, inc=2, **other), memoryview(b"abc"), 2.0)
-    assert [type(i) for i in out] == [Cancelled, Booked, Given]
+    assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
 
 
 def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
     c = restarted()
     c.failed(key(), "no data", False)  # before the server has begun, which drops it as late
     out = c.received(task(3, inc=2), memoryview(b"abc"), 2.0)
-    assert [type(i) for i in out] == [Booked, Given]
+    assert [type(i) for i in out] == [Booked, DoTask]
 
 
 def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over():
@@ -254,7 +254,7 @@ def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(mess
     (failed,) = sent(out)
     assert (failed.key, failed.again, failed.run) == (key(), True, "r")
     assert c.task_state(key()) is ClientTaskState.GONE
-    assert Given in map(type, give(c))
+    assert DoTask in map(type, give(c))
     assert give(c, message, None) == [Stray("doubled")]  # it is being done
     coming = task(2 * m.PART, key=key(1))
     give(c, coming, None)
@@ -332,7 +332,7 @@ def test_payloads_come_one_after_the_other_in_the_order_of_their_tasks():
     assert part(c, key(attempt=1)) == [Stray("late")]  # it was not asked for
     assert sent(part(c, key()), m.Pull) == []
     out = part(c, key(), 1)
-    assert Given in map(type, out)
+    assert DoTask in map(type, out)
     assert [p.key.attempt for p in sent(out, m.Pull)] == [1]
     out = c.received(m.Cancel(run="r", inc=1, key=key(attempt=1)), None, 0.0)
     assert [f.key.attempt for f in sent(out, m.Failed)] == [2]
@@ -357,7 +357,7 @@ def test_an_equal_payload_that_comes_after_another_takes_no_memory():
         part(c, key(), index)
     free[0] = 0
     given = [i for index in range(3) for i in part(c, key(attempt=1), index)]
-    assert [g.task.key.attempt for g in given if isinstance(g, Given)] == [1]
+    assert [g.task.key.attempt for g in given if isinstance(g, DoTask)] == [1]
 
 
 def test_over_links_of_their_own_the_payloads_of_several_clients_come_at_the_same_time():
@@ -379,7 +379,7 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     assert [(f.key, f.again) for f in sent(out, m.Failed)] == [(key(), True)]
     assert part(c) == [Stray("late")]
     give(c, task(2 * m.PART), None)
-    assert [Given in map(type, part(c, index=index)) for index in range(2)] == [False, True]
+    assert [DoTask in map(type, part(c, index=index)) for index in range(2)] == [False, True]
     assert part(c, index=2) == [Stray("late")]
 
 
@@ -507,11 +507,11 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     give(c, task(len(sent_from)), None)
     for index in range(2):
         out = part(c, index=index, data=sent_from[index * m.PART : (index + 1) * m.PART])
-    (given,) = [i for i in out if isinstance(i, Given)]
+    (given,) = [i for i in out if isinstance(i, DoTask)]
     sent_from[:] = b"\1" * len(sent_from)
     assert bytes(given.body) == bytes(len(sent_from))
     beside = memoryview(bytearray(3))
-    (given,) = [i for i in c.received(task(3, key=key(1)), beside, 0.0) if isinstance(i, Given)]
+    (given,) = [i for i in c.received(task(3, key=key(1)), beside, 0.0) if isinstance(i, DoTask)]
     beside[:] = b"abc"
     assert bytes(given.body) == bytes(3)
 
@@ -530,7 +530,7 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
         """The payload that the client's task is given, once all of it has come."""
         for index in range(2):
             out = part(c, key(client), index, data * m.PART)
-        (found,) = [i.body for i in out if isinstance(i, Given)]
+        (found,) = [i.body for i in out if isinstance(i, DoTask)]
         assert bytes(found) == data * size
         return found
 
@@ -559,7 +559,7 @@ def test_a_damaged_part_of_an_equal_payload_does_not_change_the_one_in_memory():
         give(c, task(size, key=key(client), check=b"digest"), None)
         for index in range(2):
             out = part(c, key(client), index, data * m.PART)
-        (given,) = [i for i in out if isinstance(i, Given)]
+        (given,) = [i for i in out if isinstance(i, DoTask)]
         assert bytes(given.body) == b"a" * size
 
 
