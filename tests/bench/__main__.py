@@ -69,8 +69,10 @@ def _round(args: argparse.Namespace, folder: Path) -> Shown:
 def _ways(args: argparse.Namespace, folder: Path) -> Shown:
     names = _known("workload", args.workload or ["W6"], WORKLOADS)
     if args.against:
-        if args.pfl or args.limit:
-            raise ConfigError("--against runs fednet alone, to its end: without --pfl and --limit.")
+        if args.pfl or args.blazefl or args.limit:
+            raise ConfigError(
+                "--against runs fednet alone, to its end: no --pfl, --blazefl, --limit."
+            )
         runs: dict[str, against.Work] = {}
         changes = {"rounds": args.rounds}
         if args.cohort:
@@ -80,11 +82,13 @@ def _ways(args: argparse.Namespace, folder: Path) -> Shown:
             runs[f"{name}, in one process"] = ("run", name, None, changes)
         yield from _against(args, runs)
         return
+    pythons = {"pfl": args.pfl, "blazefl": args.blazefl}
+    peers = {name: python for name, python in pythons.items() if python}
     for name in names:
         work = WORKLOADS[name]
         work = replace(work, rounds=args.rounds, per_round=args.cohort or work.per_round)
         found: list[JsonDict] = []
-        for record in round.ways(work, args.repeat, folder / name, args.pfl, args.limit or 600.0):
+        for record in round.ways(work, args.repeat, folder / name, peers, args.limit or 600.0):
             found.append(record)
             yield record, list(round.ways_lines([record]))
         print(f"{name}: {work.text}", *round.ways_lines(found), sep="\n")
@@ -152,7 +156,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "rounds": {"type": values.at_least_one, "default": 3, "metavar": "N"},
     "cohort": {"type": values.at_least_one, "metavar": "N", "help": "clients a round"},
-    "pfl": {"metavar": "PYTHON", "help": "a Python that has the package pfl [this one]"},
+    "pfl": {"metavar": "PYTHON", "help": "beside pfl-research: a Python that has the package pfl"},
+    "blazefl": {"metavar": "PYTHON", "help": "beside BlazeFL: a Python that has blazefl 2.0"},
     "against": {
         "metavar": "COMMIT",
         "help": "beside that version of fednet, run in turn: ratios instead of floors",
@@ -171,7 +176,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Path], Shown], str]] = {
     "round": (
-        "seconds and memory of a round (W1 to W6) beside the floor",
+        "seconds and memory of a round (W1 to W8) beside the floor",
         _round,
         "workload workers repeat against",
     ),
@@ -182,9 +187,9 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Path], Shown], st
     ),
     "curve": ("what CURVE encryption costs", _round, "workload workers repeat"),
     "ways": (
-        "one workload in every way, beside pfl-research",
+        "one workload in every way, beside pfl-research (W6) and BlazeFL (W8)",
         _ways,
-        "workload rounds cohort pfl limit repeat against",
+        "workload rounds cohort pfl blazefl limit repeat against",
     ),
     "card": ("all that is measured on a GPU", _card, "device part limit"),
     "pack": (

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.round import PEER
+from tests.bench.round import PFL
 from tests.bench.run import FLOOR, family, fednet, yardstick
 from tests.bench.workloads import WORKLOADS, Workload
 from tests.processes import ROOT
@@ -92,7 +92,7 @@ def tcp(device: str, folder: Path) -> Iterator[JsonDict]:
 def others(device: str, folder: Path) -> Iterator[JsonDict]:
     """The plain loop and pfl-research on W6."""
     work = replace(_work(device), rounds=1 if device == "cpu" else 4)
-    peer = (sys.executable, str(PEER))
+    peer = (sys.executable, PFL)
     job = {"device": device, "processes": 1, "threads": 1, "untimed": 2, "channels_last": False}
     for words, name, tf32 in ((FLOOR, "plain loop, tf32", True), (peer, "pfl, fp32", False)):
         with _recorded(name, {}) as record:

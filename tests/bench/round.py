@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fednet.errors import FednetError
@@ -22,7 +22,8 @@ from fednet.plain import JsonDict, JsonMapping
 from tests.bench.run import ENVIRONMENT, FLOOR, aside, cell, fednet, spread, yardstick
 from tests.bench.workloads import Workload
 
-PEER = Path(__file__).with_name("peer.py")
+PFL = str(Path(__file__).with_name("peer_pfl.py"))
+BLAZEFL = str(Path(__file__).with_name("peer_blazefl.py"))
 
 
 def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
@@ -146,22 +147,28 @@ def curve_lines(r: JsonMapping) -> list[str]:
 
 
 def ways(
-    work: Workload, repeat: int, folder: Path, pfl: str | None, seconds: float
+    work: Workload, repeat: int, folder: Path, peers: Mapping[str, str], seconds: float
 ) -> Iterator[JsonDict]:
     """A record for each run of the workload in each way on this machine's processor, in turn. One
-    that fails, or takes more than `seconds`, costs no other. pfl: a Python that has the package.
+    that fails, or takes more than `seconds`, costs no other. peers: for each of the packages "pfl"
+    and "blazefl" that is measured, a Python that has it.
     """
     cores = placement.cores()
     loop = functools.partial(yardstick, FLOOR, work, seconds, processes=cores)
-    peer = (pfl or sys.executable, str(PEER))
-    on_peer = {"device": "cpu", "threads": cores, "tf32": False, "untimed": 2}
-    found = {
+    found: dict[str, Callable[[Path], JsonDict]] = {
         "fednet in process": lambda own: fednet(work, own, None, seconds=seconds),
         f"fednet over TCP, {cores} workers": lambda own: fednet(work, own, cores, seconds=seconds),
         "plain loop": lambda own: loop(channels_last=False),
         "plain loop, channels last": lambda own: loop(channels_last=True),
-        "pfl": lambda own: yardstick(peer, work, seconds, **on_peer),
     }
+    if "pfl" in peers:
+        pfl = functools.partial(yardstick, (peers["pfl"], PFL), work, seconds, untimed=2)
+        found["pfl"] = lambda own: pfl(device="cpu", threads=cores, tf32=False)
+    if "blazefl" in peers:
+        blazefl = functools.partial(yardstick, (peers["blazefl"], BLAZEFL), work, seconds)
+        several = {"processes": cores, "untimed": 1}
+        found[f"blazefl, {cores} processes"] = lambda own: blazefl(in_threads=False, **several)
+        found[f"blazefl, {cores} threads"] = lambda own: blazefl(in_threads=True, **several)
     for turn in range(repeat):
         for name, way in found.items():
             record: JsonDict = {"workload": work.name, "way": name, "turn": turn}

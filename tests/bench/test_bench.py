@@ -83,8 +83,10 @@ def test_a_way_that_fails_costs_no_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr(round, "fednet", lambda *given, **more: {"seconds": 2.0})
     monkeypatch.setattr(round, "yardstick", timed)
-    records = list(round.ways(TINY, 2, tmp_path, "/nowhere/python", 60.0))
-    assert [r["way"] for r in records if "failed" in r] == ["pfl", "pfl"]
+    peers = dict.fromkeys(["pfl", "blazefl"], "/nowhere/python")
+    records = list(round.ways(TINY, 2, tmp_path, peers, 60.0))
+    failed = [r["way"].partition(",")[0] for r in records if "failed" in r]
+    assert failed == ["pfl", "blazefl", "blazefl"] * 2
     said = list(round.ways_lines(records))
     assert "fednet in process            2.000 [2.000 2.000] s a round, 2.00 of the pl" in said[0]
     assert "not measured" in said[-1]

@@ -9,6 +9,7 @@ from fednet.plain import JsonDict, JsonMapping
 LENET = {"name": "lenet5"}
 PFL_CNN = {"name": "pfl_cnn"}
 CONVNET = {"name": "convnet3", "width": 128}
+LOGISTIC = {"name": "mlp", "hidden": []}
 MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
 BIG_MLP = {"name": "mlp", "hidden": [11_000, 11_000]}  # 155 M parameters, 620 MB
@@ -80,6 +81,10 @@ ALL = (
     Workload("W5", LENET, 10_000, 100, 5, **ONE_STEP, rounds=40),
     # pfl-research's CIFAR-10.
     Workload("W6", PFL_CNN, 1000, 50, 50, 10, rounds=3, lr=0.1),
+    # FLUTE's logistic regression on MNIST.
+    Workload("W7", LOGISTIC, 1000, 10, 60, 10, rounds=100, shape=(1, 28, 28), lr=0.03),
+    # BlazeFL's CIFAR-10, with one epoch instead of five.
+    Workload("W8", LENET, 100, 100, 500, 50, rounds=3, lr=0.1),
     # The quick start's size.
     Workload("Q", LENET, 10, 5, 140, rounds=40, shape=(1, 28, 28)),
     # How the server's memory grows: by participants of a model of 45 MB, and by clients.
