@@ -26,6 +26,9 @@ FROM_BYTES = 4 << 20  # smaller ones find room anywhere
 # arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB
 # model, and was no faster; with 3, W2 took a twelfth more processor time
 KEPT = 5
+# Bytes of these. Of a larger model each idle array would be a further copy, and to take new memory
+# of the system costs little beside what is done with so much.
+KEPT_BYTES = 512 << 20
 COLLECTED = (250_000, 20, 50)  # see `gc.set_threshold`
 COLLECTED_S = 60.0  # and at the end of a round after so long
 
@@ -87,8 +90,10 @@ def copy_to_lent(values: Array) -> Array:
 
 def _give_back(array: Array) -> None:
     """Keeps an array that nobody holds any more. Runs in any thread, and may wait for no lock."""
+    if array.nbytes > KEPT_BYTES:
+        return
     _idle[id(array)] = array
-    while len(_idle) > KEPT:
+    while len(_idle) > KEPT or sum([a.nbytes for a in list(_idle.values())]) > KEPT_BYTES:
         _idle.pop(next(iter(list(_idle))), None)
 
 

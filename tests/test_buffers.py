@@ -68,6 +68,21 @@ def test_only_a_few_idle_arrays_are_kept():
     assert len(buffers._idle) == KEPT
 
 
+def test_idle_arrays_are_no_more_than_so_many_bytes_the_latest_ones(monkeypatch):
+    monkeypatch.setattr(buffers, "KEPT_BYTES", 3 * FROM_BYTES)
+    first = lend(FROM_BYTES)
+    second = lend(2 * FROM_BYTES)
+    third = lend(FROM_BYTES + 1)
+    large = lend(3 * FROM_BYTES + 1)
+    del first
+    del second
+    assert [a.nbytes for a in buffers._idle.values()] == [FROM_BYTES, 2 * FROM_BYTES]
+    del large  # goes, and drives out no other
+    assert [a.nbytes for a in buffers._idle.values()] == [FROM_BYTES, 2 * FROM_BYTES]
+    del third
+    assert [a.nbytes for a in buffers._idle.values()] == [FROM_BYTES + 1]
+
+
 class Loop:
     """What only a search for cycles finds."""
 

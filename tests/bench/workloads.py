@@ -83,8 +83,8 @@ ALL = (
     Workload("W6", PFL_CNN, 1000, 50, 50, 10, rounds=3, lr=0.1),
     # FLUTE's logistic regression on MNIST.
     Workload("W7", LOGISTIC, 1000, 10, 60, 10, rounds=100, shape=(1, 28, 28), lr=0.03),
-    # BlazeFL's CIFAR-10, with one epoch instead of five.
-    Workload("W8", LENET, 100, 100, 500, 50, rounds=3, lr=0.1),
+    # BlazeFL's CIFAR-10, with one epoch of 100 samples instead of five of 500.
+    Workload("W8", LENET, 100, 100, 100, 50, rounds=3, lr=0.1),
     # The quick start's size.
     Workload("Q", LENET, 10, 5, 140, rounds=40, shape=(1, 28, 28)),
     # How the server's memory grows: by participants of a model of 45 MB, and by clients.
