@@ -30,7 +30,7 @@ class Stray(msgspec.Struct, frozen=True):
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Bytes of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
+    """A part of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
 
     key: Key
     offset: int
@@ -49,6 +49,8 @@ class Arrived(msgspec.Struct, frozen=True):
     """The connection that the reply came over."""
     down_conn: bytes = b""
     """The one that its task went over."""
+    body: Content | None = None
+    """Its payload, where it came in one piece; None: its parts were to be stored."""
 
 
 class Resolved(msgspec.Struct, frozen=True):

@@ -717,8 +717,7 @@ class ServerProtocol:
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until, short=cut)
         if reply.size == 0 or (body is not None and len(body) == reply.size):
-            self._out.append(Store(key, 0, memoryview(b"") if body is None else body, reply.size))
-            self._payload_complete(t, reply)
+            self._payload_complete(t, reply, memoryview(b"") if body is None else body)
         elif body is None:  # else it was cut, as planned
             self._wanting[key.client] = t
             self._grant()
@@ -748,10 +747,12 @@ class ServerProtocol:
         self._grant()
         return ""
 
-    def _payload_complete(self, t: TrackedTask, reply: m.Reply) -> None:
+    def _payload_complete(
+        self, t: TrackedTask, reply: m.Reply, body: Content | None = None
+    ) -> None:
         self._change(t, TaskEvent.WHOLE)
         taken_s = self.now - t.since
-        self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn))
+        self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn, body))
 
     def _grant(self) -> None:
         """Grants parts of replies that come in, within the window and the budget, first to the

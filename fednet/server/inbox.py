@@ -47,7 +47,6 @@ from fednet.journal.book import which
 from fednet.journal.events import Accepted, Forgotten, Revoked
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart, error_text
-from fednet.plain import JsonDict
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import SMALL_BYTES, Body, Content, cut
@@ -117,6 +116,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """By field that is sent as it is, the norm of its tensors."""
     remembered: dict[str, torch.Tensor] = {}
     """What compressors remember if the reply counts."""
+    small: bool = False
+    """Whether its payload is in the journal."""
     arrived: float = 0.0
     """When, on this process's clock."""
     earlier: bool = False
@@ -153,6 +154,15 @@ class ReceivedReply(msgspec.Struct, eq=False):
             self.memory.give(self.message.key.round, self.held)
 
 
+def _are_alike(one: ReceivedReply, other: ReceivedReply) -> bool:
+    """Whether two replies can be decoded together."""
+    a = one.record.message
+    b = other.record.message
+    if not other.small or a.form != b.form:
+        return False
+    return (a.key.round, a.key.phase, a.key.purpose) == (b.key.round, b.key.phase, b.key.purpose)
+
+
 def _map(path: str, size: int) -> memoryview:
     """A file's bytes, as the system has them in its cache; to write to them does not change it."""
     if not size:  # which cannot be mapped
@@ -164,17 +174,14 @@ def _map(path: str, size: int) -> memoryview:
 
 
 class _Upload(msgspec.Struct):
-    """A payload that is coming in: into `file`, a descriptor, or whole at once, as `data`. tensors:
-    it came as these, without a digest.
-    """
+    """A payload that is coming in, in parts."""
 
-    size: int
-    tensors: bool
+    file: int
+    """A descriptor."""
     got: int = 0
-    file: int | None = None
-    data: Content = memoryview(b"")
-    written: Digest | None = None
-    """Of what is in the file: of each part as it comes, while it is in the processor's cache."""
+    """Bytes."""
+    written: Digest = msgspec.field(default_factory=Digest)
+    """Of each part as it comes, while it is in the processor's cache."""
 
 
 class Inbox:
@@ -186,11 +193,12 @@ class Inbox:
         self,
         folder: Path,
         journal: Journal,
-        decode: Callable[[ReceivedReply, Content], Payload | None],
+        decode: Callable[[Sequence[ReceivedReply], Sequence[Content]], Sequence[Payload | None]],
         on_gpu: bool = False,
     ) -> None:
-        """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
-        methods could not use; else returns it, or None where what it comes to is not known yet.
+        """decode(replies, bodies): of replies to one exchange, of one form. Raises
+        RemoteProtocolError or WrongPart where the methods could not use one of the payloads; else
+        returns them, or None for one of which it is not known yet what it comes to.
         """
         self.folder = folder
         self._journal = journal
@@ -207,119 +215,137 @@ class Inbox:
 
     # -- writing -----------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: Content, size: int) -> None:
-        """Bytes of a payload of that size, in order; offset 0 starts it again. `data` is this
-        inbox's to keep.
-        """
+        """Bytes of a payload of that size, in order; offset 0 starts it again."""
         if offset == 0:
             self.abandon(key)
-            tensors = isinstance(data, Body)
-            upload = self._uploads[key] = _Upload(size, tensors)
-            if tensors:
-                in_memory = self._memory.take(key.round, size)
-            else:
-                in_memory = len(data) == size <= SMALL_BYTES
-            if in_memory:
-                upload.data = data
-            else:
-                self.withdraw(key)  # before a byte of the file changes: half of it is no reply
-                path = self._path(key)
-                # Only the round's folder: a run's directory that was deleted is not made again.
-                Path(path).parent.mkdir(exist_ok=True)
-                if os.path.exists(path) and is_read(path):
-                    os.unlink(path)
-                if self._spares and not os.path.exists(path):
-                    os.replace(self._spares.pop(), path)
-                upload.file = open_descriptor(path, os.O_RDWR | os.O_CREAT | OWN)
-                upload.written = Digest()
+            self.withdraw(key)  # before a byte of the file changes: half of it is no reply
+            path = self._path(key)
+            # Only the round's folder: a run's directory that was deleted is not made again.
+            Path(path).parent.mkdir(exist_ok=True)
+            if os.path.exists(path) and is_read(path):
+                os.unlink(path)
+            if self._spares and not os.path.exists(path):
+                os.replace(self._spares.pop(), path)
+            self._uploads[key] = _Upload(open_descriptor(path, os.O_RDWR | os.O_CREAT | OWN))
         upload = self._uploads[key]
         if upload.got != offset:
             raise StateError(
                 f"spool of client {key.client}: {upload.got} bytes are there, the next come at "
                 f"{offset}"
             )
-        if upload.file is not None:
-            assert upload.written is not None
-            for piece in [data] if isinstance(data, memoryview) else data.segments:
-                write_all(upload.file, piece)
-                upload.written.update(piece)
+        for piece in [data] if isinstance(data, memoryview) else data.segments:
+            write_all(upload.file, piece)
+            upload.written.update(piece)
         upload.got += len(data)
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. A later attempt may write over its file already."""
         upload = self._uploads.pop(key, None)
-        if upload is None:
-            return
-        if upload.file is not None:
+        if upload is not None:
             os.close(upload.file)
-        elif upload.tensors:
-            self._memory.give(key.round, upload.size)
 
     def take(
-        self,
-        message: m.Reply,
-        conns: tuple[bytes | None, bytes],
-        taken_s: float,
-        task: tuple[bytes, str],
-        worker: JsonDict,
-    ) -> ReceivedReply:
-        """Checks, decodes and accepts a reply whose payload is whole: the only way in. Once the
-        journal is on disk, a resumed run uses the reply without asking the client again. conns:
-        over which the task went, and the reply came; taken_s, task, worker: see `Accepted`. Raises
-        RemoteProtocolError or WrongPart for a reply that cannot be used, and keeps nothing of it
-        then.
+        self, arrived: Sequence[tuple[Accepted, Content | None]]
+    ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
+        """Checks, decodes and accepts replies whose payloads are whole: the only way in. Once the
+        journal is on disk, a resumed run uses a reply without asking the client again. Each comes
+        with its payload, None where that was stored. Returns, in their order, the replies, and the
+        error in place of one that cannot be used; nothing of it is kept then.
         """
+        found: list[ReceivedReply | RemoteProtocolError | WrongPart] = []
+        alike: list[tuple[ReceivedReply, Content]] = []  # of one exchange and form, and small
+        for record, body in arrived:
+            try:
+                reply, content = self._open(record, body)
+            except RemoteProtocolError as broken:
+                found += self._accept(alike)
+                found.append(broken)
+                alike = []
+                continue
+            if alike and not (reply.small and _are_alike(reply, alike[-1][0])):
+                found += self._accept(alike)
+                alike = []
+            alike.append((reply, content))
+        return found + self._accept(alike)
+
+    def _open(self, record: Accepted, body: Content | None) -> tuple[ReceivedReply, Content]:
+        """A reply with its payload, which is what its client sent. Raises RemoteProtocolError for
+        one that is not.
+        """
+        message = record.message
         key = message.key
         size = message.size
-        upload = self._uploads.pop(key)
-        body = upload.data
-        file = upload.file
-        path = ""
-        found = b""  # the digest of what came
-        if file is not None:
-            assert upload.written is not None
-            found = upload.written.digest()
-            path = self._path(key)
-            if os.fstat(file).st_size != size:  # what was there before was longer
-                os.truncate(file, size)
-            os.close(file)
-            body = _map(path, size)
-            if upload.tensors:
-                message = msgspec.structs.replace(message, check=found)
-        if not all(map(math.isfinite, message.reported.values())):
-            reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
-            message = msgspec.structs.replace(message, reported=reported)
-        record = Accepted(message, *conns, task, worker, taken_s)
         reply = ReceivedReply(record, self._memory, self._journal, arrived=time.monotonic())
-        if isinstance(body, Body):
+        found = b""  # the digest of what came
+        if isinstance(body, Body) and self._memory.take(key.round, size):
             reply.data = body
             reply.held = size
-        try:
-            if isinstance(body, memoryview) and (found or digest([body])) != message.check:
-                raise RemoteProtocolError("the payload was damaged on its way")
-            payload = self._decode(reply, body)
-        except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
-            reply.let_go()
-            if file is not None:
-                os.unlink(path)
-            raise
-        if isinstance(body, Body):  # it is in memory alone, and the decoded payload refers to it
-            record.stored = False
-            reply.payload = payload
-            self._journal.note(record)
-        elif file is None:
-            self._journal.note(record, body)
+        elif not isinstance(body, memoryview) or size > SMALL_BYTES:
+            here = isinstance(body, Body)
+            if body is not None:
+                self.store(key, 0, body, size)
+            body, found = self._finish(key, size)
+            reply.path = self._path(key)
+            if here:
+                record.message = message = msgspec.structs.replace(message, check=found)
         else:
-            reply.path = path
-            self._journal.note(record)
-        if isinstance(body, memoryview):
-            decoded = max(size, sum([f.raw for f in message.form]))
+            reply.small = True
+        if not all(map(math.isfinite, message.reported.values())):
+            reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
+            record.message = message = msgspec.structs.replace(message, reported=reported)
+        if isinstance(body, memoryview) and (found or digest([body])) != message.check:
+            self._discard(reply)
+            raise RemoteProtocolError("the payload was damaged on its way")
+        return reply, body
+
+    def _finish(self, key: Key, size: int) -> tuple[memoryview, bytes]:
+        """The bytes of a file that is whole, and their digest."""
+        upload = self._uploads.pop(key)
+        if os.fstat(upload.file).st_size != size:  # what was there before was longer
+            os.truncate(upload.file, size)
+        os.close(upload.file)
+        return _map(self._path(key), size), upload.written.digest()
+
+    def _discard(self, reply: ReceivedReply) -> None:
+        """The reply is not accepted."""
+        reply.let_go()
+        if reply.path:
+            os.unlink(reply.path)
+
+    def _accept(
+        self, replies: Sequence[tuple[ReceivedReply, Content]]
+    ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
+        """Decodes replies of one exchange and form, and accepts them; an error in place of one that
+        cannot be used.
+        """
+        if not replies:
+            return []
+        try:
+            payloads = self._decode([r for r, _ in replies], [body for _, body in replies])
+        except (RemoteProtocolError, WrongPart) as broken:  # a compressor made nothing of its bytes
+            if len(replies) == 1:
+                self._discard(replies[0][0])
+                return [broken]
+            return [found for one in replies for found in self._accept([one])]
+        for (reply, body), payload in zip(replies, payloads):
+            record = reply.record
+            message = record.message
+            if isinstance(body, Body):  # it is in memory alone, and the payload refers to it
+                record.stored = False
+                reply.payload = payload
+                self._journal.note(record)
+                continue
+            self._journal.note(record, body if reply.small else b"")
+            decoded = max(message.size, sum([f.raw for f in message.form]))
             # A file with the values as they are is read again: it is in the system's cache, and
             # all the replies of a round would count as this process's memory.
-            from_file = file is not None and decoded == size
-            if payload is not None and not from_file and self._memory.take(key.round, decoded):
+            from_file = reply.path and decoded == message.size
+            if payload is None or from_file:
+                continue
+            if self._memory.take(message.key.round, decoded):
                 reply.payload = payload
                 reply.held = decoded
-        return reply
+        return [reply for reply, _ in replies]
 
     def withdraw(self, key: Key) -> None:
         """The reply, if it was accepted, does not count."""
@@ -447,9 +473,9 @@ def decoder(
     sent: SentModels,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
-) -> Callable[[ReceivedReply, Content], Payload | None]:
-    """Decodes a reply, and checks what it must be beyond its form: finite values, samples as this
-    federation has them, no more of them than there can be, and an update within
+) -> Callable[[Sequence[ReceivedReply], Sequence[Content]], Sequence[Payload | None]]:
+    """Decodes replies, and checks what they must be beyond their form: finite values, samples as
+    this federation has them, no more of them than there can be, and an update within
     `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
     the model that it will be added to. samples(client): how many it may have trained on, by the
     partition or as its site declared; None: not known. tested(client): labels or values that it may
@@ -457,36 +483,68 @@ def decoder(
     """
     initial = exp.setting.initial.select(exp.shared)
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
+    most_norm = exp.config.security.max_norm
 
-    def decode(reply: ReceivedReply, body: Content) -> Payload | None:
-        message = reply.message
-        key = message.key
-        form: Sequence[Field] = message.form
+    def decode(
+        replies: Sequence[ReceivedReply], bodies: Sequence[Content]
+    ) -> Sequence[Payload | None]:
+        first = replies[0].message
+        key = first.key
+        form: Sequence[Field] = first.form
         if key.purpose == "evaluate":
-            return evaluation_in(exp, key.client, form, body, tested(key.client))
+            clients = [reply.message.key.client for reply in replies]
+            return [evaluation_in(exp, c, form, b, tested(c)) for c, b in zip(clients, bodies)]
         kind = exp.algorithm.exchanges[key.phase].up
-        x = sent.get(key.client)
         more: Sequence[Field] = ()  # the fields of an evaluation
-        behind = body  # their bytes
+        behind: list[Content] = []  # their bytes
         if len(form) > len(kind.fields):
-            (form, body), (more, behind) = cut(form, body, len(kind.fields))
-        following: dict[str, torch.Tensor] = {}
+            cuts = [cut(form, body, len(kind.fields)) for body in bodies]
+            form, more = cuts[0][0][0], cuts[0][1][0]
+            bodies = [own for (_, own), _ in cuts]
+            behind = [rest for _, (_, rest) in cuts]
+        fill = initial if sent.fill is None else sent.fill
         try:
-            payload = exp.up.decode(
-                kind,
-                form,
-                body,
-                initial if x is None else x,  # a compressed state is a difference to it
-                initial if sent.fill is None else sent.fill,
-                True,
-                Memory(sent.remembered, following, f"client {key.client}/up/{key.phase}/"),
-            )
+            if exp.up.compresses(kind):
+                payloads = [
+                    compressed(reply, kind, form, body, fill)
+                    for reply, body in zip(replies, bodies)
+                ]
+            else:
+                payloads = exp.up.decode_all(kind, form, bodies, fill=fill, sound=True)
         except Exception as broken:
             if isinstance(broken, FednetError) or no_memory(broken):
                 raise
             # A compressor of the user's own failed at bytes that a client may choose: the run goes
             # on without them.
             raise WrongPart(m.clean(error_text(broken, anywhere=True))) from broken
+        for reply, payload in zip(replies, payloads):
+            check(reply, payload)
+        for reply, body in zip(replies, behind):
+            client = reply.message.key.client
+            try:
+                reply.evaluation = evaluation_in(exp, client, more, body, tested(client))
+            except RemoteProtocolError as broken:  # it decides nothing of the training
+                reply.refused = str(broken)
+        if kind not in alone and sent.fill is None:
+            for reply in replies:
+                reply.remembered.clear()
+            return [None] * len(payloads)
+        return payloads
+
+    def compressed(
+        reply: ReceivedReply,
+        kind: type[Payload],
+        form: Sequence[Field],
+        body: Content,
+        fill: Tensors,
+    ) -> Payload:
+        key = reply.message.key
+        x = sent.get(key.client, initial)  # a compressed state is a difference to it
+        past = Memory(sent.remembered, reply.remembered, f"client {key.client}/up/{key.phase}/")
+        return exp.up.decode(kind, form, body, x, fill, True, past)
+
+    def check(reply: ReceivedReply, payload: Payload) -> None:
+        client = reply.message.key.client
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):
@@ -502,36 +560,26 @@ def decoder(
             if isinstance(value, Samples):
                 _check_samples(value, name, exp)
         run = run_of(payload)
-        most_samples = samples(key.client)
+        most_samples = samples(client)
         if run is not None and most_samples is not None:
             if run.n > most_samples:
                 raise RemoteProtocolError(f"it reports {run.n} samples, but has {most_samples}")
             # Methods may train more often than the configuration asks for.
-            train = exp.config.train_of(key.client)
+            train = exp.config.train_of(client)
             most_steps = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, most_samples))
             if run.steps > most_steps:
                 raise RemoteProtocolError(
                     f"it says it took {run.steps} steps; {most_steps} would be {STEPS} times those "
                     f"of its configuration"
                 )
-        most = exp.config.security.max_norm
-        if isinstance(most, float):
-            for name, _, update in updates(payload, x):
+        if isinstance(most_norm, float):
+            for name, _, update in updates(payload, sent.get(client)):
                 norm = update.norm()
-                if norm > most:
+                if norm > most_norm:
                     raise RemoteProtocolError(
-                        f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"
+                        f"{name} is an update of norm {norm:.4g}; security.max_norm allows "
+                        f"{most_norm:g}"
                     )
-        if more:
-            try:
-                found = evaluation_in(exp, key.client, more, behind, tested(key.client))
-                reply.evaluation = found
-            except RemoteProtocolError as broken:  # it decides nothing of the training
-                reply.refused = str(broken)
-        if kind not in alone and sent.fill is None:
-            return None
-        reply.remembered = following
-        return payload
 
     return decode
 

@@ -25,8 +25,8 @@ from collections.abc import Callable
 import msgspec
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.events import Accepted
 from fednet.journal.link import NOBODY, Link, Outgoing
-from fednet.loading import WrongPart
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
     REFUSALS,
@@ -45,6 +45,7 @@ from fednet.server.events import Events, Rate
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
+from fednet.wire.codec import Content
 
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
@@ -159,6 +160,7 @@ class ServerIO:
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
+        self._read: list[tuple[Received, m.Message, Content | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not taken in yet
         self._resolved: list[Outcome] = []
         self._logged: list[ReceivedReply] = []
@@ -379,16 +381,16 @@ class ServerIO:
         self._tick_at = now + pause(TICK_S, began)
 
     def _received(self, event: Received) -> None:
-        """Handles a message; a peer that sends too many useless ones is hung up on."""
+        """Reads a message; handles it at once, but for a reply, which is handled with those that
+        come next.
+        """
         conn = event.conn
         frames = event.frames
-        now = self.now()
         if conn in self._hung_up:
             self.link.refused(conn, frames)
             return
         stranger = conn not in self.protocol.roster.joined
-        peer = event.user or self._addresses.get(conn, "")  # an address where there are no keys
-        if stranger and not self._joins.allows(peer, time.monotonic()):
+        if stranger and not self._joins.allows(self._peer(event), time.monotonic()):
             self._hang_up(conn, "more joins than this server accepts from one peer")
             self.link.refused(conn, frames)
             return
@@ -396,15 +398,34 @@ class ServerIO:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
             self._take_in()
-            self._do(self.protocol.undecodable(conn, str(broken), now))
-            useless = True
+            self._do(self.protocol.undecodable(conn, str(broken), self.now()))
+            if not stranger:
+                self._limit_useless(event)
+            return
+        if isinstance(message, m.Reply):
+            self._read.append((event, message, body))
         else:
-            if not isinstance(message, m.Reply):
-                self._take_in()
-            instructions = self.protocol.received(conn, message, body, now, event.user)
+            self._take_in()
+            self._handle([(event, message, body)])
+        self._heard += 1
+        large = isinstance(body, memoryview) and len(body) >= LARGE_BYTES
+        if large or self._heard >= TOGETHER:
+            self._conclude()
+
+    def _handle(self, messages: list[tuple[Received, m.Message, Content | None]]) -> None:
+        """Hands messages to the protocol, records them, and does what follows from them: each step
+        for all of them.
+        """
+        now = self.now()
+        strangers = [event.conn not in self.protocol.roster.joined for event, _, _ in messages]
+        answers = [
+            self.protocol.received(event.conn, message, body, now, event.user)
+            for event, message, body in messages
+        ]
+        for (event, message, body), instructions in zip(messages, answers):
+            conn = event.conn
             first = instructions[0] if instructions else None
             stray = first.reason if isinstance(first, Stray) else ""
-            useless = bool(stray) or isinstance(message, m.BEATS)
             if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
                 self._send_composed()  # what is for its last connection, which a new one ends
                 self.transport.vouch(conn)
@@ -418,19 +439,28 @@ class ServerIO:
                 or key.round > self.protocol.round
                 or self.protocol.strikes.get(conn, 0) > REFUSALS
             ):
-                self.link.refused(conn, frames)
+                self.link.refused(conn, event.frames)
             else:
-                self.link.record_received(conn, message, body, frames, stray)
+                self.link.record_received(conn, message, body, event.frames, stray)
+        for (event, message, _), stranger, instructions in zip(messages, strangers, answers):
             self._do(instructions)
-            self._heard += 1
-            large = isinstance(body, memoryview) and len(body) >= LARGE_BYTES
-            if large or self._heard >= TOGETHER:
-                self._conclude()
-        if useless and not stranger:
-            at = time.monotonic()
-            here = self._of_connection.allows(conn, at)
-            if not (self._of_peer.allows(peer, at) and here):
-                self._hang_up(conn, "more unusable messages than this server accepts from one peer")
+            first = instructions[0] if instructions else None
+            useless = isinstance(first, Stray) or isinstance(message, m.BEATS)
+            if useless and not stranger:
+                self._limit_useless(event)
+
+    def _peer(self, event: Received) -> str:
+        """Who sent it: a key, or an address where there are none."""
+        return event.user or self._addresses.get(event.conn, "")
+
+    def _limit_useless(self, event: Received) -> None:
+        """A message brought the run nothing: a peer that sends too many such is hung up on."""
+        at = time.monotonic()
+        here = self._of_connection.allows(event.conn, at)
+        if not (self._of_peer.allows(self._peer(event), at) and here):
+            self._hang_up(
+                event.conn, "more unusable messages than this server accepts from one peer"
+            )
 
     def _hang_up(self, conn: bytes, reason: str) -> None:
         self._hung_up.add(conn)
@@ -453,6 +483,8 @@ class ServerIO:
                 self.inbox.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
+                if i.body is not None:
+                    self._at("spooling", i.reply.key.round)
                 self._whole.append(i)
             elif isinstance(i, Resolved):
                 self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
@@ -469,31 +501,42 @@ class ServerIO:
                 self.transport.hang_up(i.conn)
 
     def _take_in(self) -> None:
-        """Accepts or rejects the replies that are whole."""
+        """Handles the replies that were read, and accepts or rejects those that are whole."""
+        if self._read:
+            read = self._read
+            self._read = []
+            self._handle(read)
         if not self._whole:
             return
         whole = self._whole
         self._whole = []
-        for instructions in [self._take_reply(arrived) for arrived in whole]:
-            self._do(instructions)
-
-    def _take_reply(self, arrived: Arrived) -> list[Instruction]:
-        """Takes a whole reply in, and accepts or rejects it."""
-        key = arrived.reply.key
-        worker = self.protocol.roster.workers[arrived.worker]
-        spec = self.protocol.tasks[key.client].spec
-        place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
-        task = (spec.check, spec.start)
-        conns = (arrived.down_conn, arrived.up_conn)
-        if (arrived.up_conn, key) in self._unsent or (arrived.down_conn, key) in self._unsent:
+        unsent = False
+        records: list[tuple[Accepted, Content | None]] = []
+        for i in whole:
+            key = i.reply.key
+            unsent = (
+                unsent or (i.up_conn, key) in self._unsent or (i.down_conn, key) in self._unsent
+            )
+            spec = self.protocol.tasks[key.client].spec
+            worker = self.protocol.roster.workers[i.worker]
+            place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
+            record = Accepted(
+                i.reply, i.down_conn, i.up_conn, (spec.check, spec.start), place, i.taken_s
+            )
+            records.append((record, i.body))
+        if unsent:
             self._send_composed()  # before it is accepted: what cannot leave is subtracted
-        try:
-            reply = self.inbox.take(arrived.reply, conns, arrived.taken_s, task, place)
-        except (RemoteProtocolError, WrongPart) as broken:
-            return self.protocol.reject(key, str(broken), self.now())
-        self._logged.append(reply)
-        self._taken[key] = reply
-        return self.protocol.accept(key, self.now(), reply.refused)
+        answers: list[list[Instruction]] = []
+        for (record, _), reply in zip(records, self.inbox.take(records)):
+            key = record.message.key
+            if isinstance(reply, ReceivedReply):
+                self._logged.append(reply)
+                self._taken[key] = reply
+                answers.append(self.protocol.accept(key, self.now(), reply.refused))
+            else:
+                answers.append(self.protocol.reject(key, str(reply), self.now()))
+        for instructions in answers:
+            self._do(instructions)
 
     # -- its end -----------------------------------------------------------------------------------
     def _send_composed(self) -> None:

@@ -44,6 +44,7 @@ SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: th
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 LABEL_DTYPES = (torch.int64, torch.float32)
 MAX_AXES = 8
+LINE = 16  # float32 values in a line of the cache
 MAX_ELEMENTS = 1 << 40
 
 # (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
@@ -224,6 +225,10 @@ class Codec:
                 return False
         return True
 
+    def compresses(self, kind: type[Payload]) -> bool:
+        """Whether a field of payloads of that kind is compressed."""
+        return any(field.kind in self.chains for field in kind.fields.values())
+
     def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
         """The vector that a field of that kind is sent as a difference to: a state, if its chain
         loses anything (a difference and a sum would not give back every bit).
@@ -367,51 +372,84 @@ class Codec:
         the caller asks by `finite`. past: as `encode` has it. Raises RemoteProtocolError where the
         form is not what `kind` declares, or the bytes are not what the form says, or not finite.
         """
+        (payload,) = self.decode_all(kind, form, [body], reference, fill, sound, past)
+        return payload
+
+    def decode_all(
+        self,
+        kind: type[P],
+        form: Sequence[Field],
+        bodies: Sequence[Buffer | Body],
+        reference: Tensors | None = None,
+        fill: Tensors | None = None,
+        sound: bool = False,
+        past: Memory = NO_PAST,
+    ) -> list[P]:
+        """Several payloads of one form, see `decode`. The bytes of tensors of several are copied
+        together: they should be short.
+        """
         if not sound:
             self.check(kind, form)
         size = sum(map(operator.attrgetter("size"), form))
-        view = None if isinstance(body, Body) else memoryview(body).cast("B")
-        came = body.size if isinstance(body, Body) else len(body)
-        if size != came:
-            raise RemoteProtocolError(f"payload of {came} bytes, announced were {size}")
-        values: dict[str, Any] = {}
+        for body in bodies:
+            came = len(body)
+            if size != came:
+                raise RemoteProtocolError(f"payload of {came} bytes, announced were {size}")
+        columns: list[list[Any]] = []
         at = 0
         for i, (name, field) in enumerate(kind.fields.items()):
-            data: Any = body.values[i] if isinstance(body, Body) else None
-            if view is not None:
-                data = view[at : at + form[i].size]
-                at += form[i].size
+            end = at + form[i].size
+            parts: list[Any] = []  # of a field's bytes, or Tensors
+            for body in bodies:
+                part = body.values[i] if isinstance(body, Body) else memoryview(body)[at:end]
+                parts.append(part if isinstance(part, Tensors) else memoryview(part))
+            at = end
             layout = self.layouts.get(field.form)
             if layout is None:
-                values[name] = _unpack(field, memoryview(data), form[i], name)
+                columns.append([_unpack(field, part, form[i], name) for part in parts])
                 continue
-            if isinstance(data, Tensors):
-                value = data
-            else:
-                data = memoryview(data)
-                cut = len(data) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
-                buffers = _NO_FLOATS
-                counters = _NO_INTEGERS
-                if cut < len(data):
-                    end = cut + 4 * layout.sizes[1]
-                    buffers = floats(data[cut:end])
-                    last = np.frombuffer(data[end:], "<i8")
-                    counters = torch.from_numpy(last.astype(np.int64))
+            values: list[Tensors] = parts
+            if not isinstance(parts[0], Tensors):
                 chain = self.chains.get(field.kind)
-                if chain is None:
-                    vector = floats(data[:cut])
-                else:
-                    vector = chain.receive(data[:cut], layout.sizes[0], past.of(name))
-                    base = self.base(field.kind, reference)
-                    if base is not None:
-                        vector = base + vector
-                value = Tensors(layout, vector, buffers, counters)
+                base = self.base(field.kind, reference)
+                values = self._tensors(layout, chain, parts, base, past.of(name))
             if not sound:
-                self.finite(value, name)
+                for value in values:
+                    self.finite(value, name)
             if field.form == "tensors" and fill is not None and not self.buffers:
-                value = value.with_buffers(fill)
-            values[name] = value
-        return kind(**values)
+                values = [value.with_buffers(fill) for value in values]
+            columns.append(values)
+        if not columns:
+            return [kind() for _ in bodies]
+        return [kind(*values) for values in zip(*columns)]
+
+    def _tensors(
+        self,
+        layout: Layout,
+        chain: Chain | None,
+        parts: Sequence[memoryview],
+        base: torch.Tensor | None,
+        past: Memory,
+    ) -> list[Tensors]:
+        """The tensors of one field of several payloads: the vector, and behind it what is not
+        compressed.
+        """
+        cut = len(parts[0]) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
+        if chain is None:
+            vectors = rows_of_floats([part[:cut] for part in parts])
+        else:
+            vectors = [chain.receive(part[:cut], layout.sizes[0], past) for part in parts]
+            if base is not None:
+                vectors = [base + vector for vector in vectors]
+        if cut == len(parts[0]):
+            return [Tensors(layout, vector, _NO_FLOATS, _NO_INTEGERS) for vector in vectors]
+        found: list[Tensors] = []
+        end = cut + 4 * layout.sizes[1]
+        for vector, part in zip(vectors, parts):
+            last = np.frombuffer(part[end:], "<i8")
+            counters = torch.from_numpy(last.astype(np.int64))
+            found.append(Tensors(layout, vector, floats(part[cut:end]), counters))
+        return found
 
 
 def not_finite(initial: Tensors) -> frozenset[str]:
@@ -474,6 +512,22 @@ def floats(data: Buffer) -> torch.Tensor:
     if not (values.flags.writeable and values.flags.aligned):
         values = copy_to_lent(values)
     return torch.from_numpy(values)
+
+
+def rows_of_floats(parts: Sequence[memoryview]) -> list[torch.Tensor]:
+    """The values of each of several pieces of equal length. One shares its memory as `floats` does;
+    several are copied into one array, each from the beginning of a line of the cache on, as in
+    memory of its own: what is computed of them then has the same bits.
+    """
+    if len(parts) == 1:
+        return [floats(parts[0])]
+    count = len(parts[0]) // 4
+    rows = torch.empty(len(parts), -(-count // LINE) * LINE)
+    place = rows.numpy().data.cast("B")
+    for i, part in enumerate(parts):
+        start = 4 * i * rows.shape[1]
+        place[start : start + len(part)] = part
+    return list(rows[:, :count].unbind())
 
 
 def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) -> Any:

@@ -27,6 +27,7 @@ from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import Lines, digest, read_lines, write_record
+from fednet.journal.events import Accepted
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
 from fednet.records.manifest import RunProgress
@@ -90,23 +91,27 @@ def spoil(draw: random.Random, folder: Path, gone: bool) -> Callable[[], object]
 # -- what is damaged: each writes files in a folder, and returns what reads them -------------------
 def spool(draw: random.Random, folder: Path) -> Reader:
     journal = journal_in(folder)
-    made = Inbox(folder, journal, lambda reply, body: None)
+    made = Inbox(folder, journal, lambda replies, bodies: [None] * len(replies))
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
         key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
-        made.store(key, 0, memoryview(data), size)
         form, check = [m.Field("x", "state", size, size)], digest([data])
         message = m.Reply(
             key=key, form=form, size=size, check=check, state="ab" * 32, kept=True, seconds=0.5
         )
         conns = b"down", b"up"
-        made.take(message, conns, 0.0, (bytes(16), "0-0-0"), {"host": "h"})
+        record = Accepted(message, *conns, (bytes(16), "0-0-0"), {"host": "h"})
+        made.take([(record, memoryview(data))])
     journal.flush()
     journal.close()
 
     def found() -> dict[int, Any]:
         journal = Journal(list[object]().append, JournalFile(folder / "journal"))
         journal.recall()
-        logged = Inbox(folder, journal, lambda reply, body: None).earlier_replies(1, 0).items()
+        logged = (
+            Inbox(folder, journal, lambda replies, bodies: [None] * len(replies))
+            .earlier_replies(1, 0)
+            .items()
+        )
         return {c: (r.record, bytes(r.body())) for c, r in logged}
 
     whole = found()

@@ -159,7 +159,7 @@ class Net:
                 self.spool[i.key] += i.data
             elif isinstance(i, s.Arrived):
                 key = i.reply.key
-                payload = bytes(self.spool.pop(key))
+                payload = bytes(self.spool.pop(key) if i.body is None else i.body)
                 assert len(payload) == i.reply.size
                 if payload in self.bad:
                     pending.extend(self.server.reject(key, "bad", self.now))

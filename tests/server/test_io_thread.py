@@ -83,7 +83,7 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
         journal,
         connection_bytes(curve, "server"),
     )
-    inbox = Inbox(tmp_path / "inbox", journal, lambda reply, body: None)
+    inbox = Inbox(tmp_path / "inbox", journal, lambda replies, bodies: [None] * len(replies))
     events = Events(lambda event, fields: notes.append((event, fields)))
     return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
 
@@ -153,7 +153,7 @@ def test_over_emulated_links_clients_of_one_process_do_not_wait_for_each_other(t
 def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypatch, wrong):
     """WrongPart: a compressor of the user's own made nothing of it."""
 
-    def unusable(reply, body):
+    def unusable(replies, bodies):
         raise wrong("not finite")
 
     network = Inproc()
@@ -489,8 +489,12 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     )
     monkeypatch.setattr(io.protocol, "accept", lambda key, now, evaluation: [])
     both.client_transport.close()
-    io.inbox.store(key, 0, memoryview(b"abc"), 3)
-    where = {"up_conn": b"another", "down_conn": b"another", f"{over}_conn": last}
+    where = {
+        "body": memoryview(b"abc"),
+        "up_conn": b"another",
+        "down_conn": b"another",
+        f"{over}_conn": last,
+    }
     io.act(
         [
             Send(last, m.Pull(run="run", inc=1, key=key, first=0, count=1)),
@@ -570,7 +574,7 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     """The outcome waits while the rounds go on to the next exchange."""
     network = Inproc()
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-    io.inbox._decode = lambda reply, body: object()
+    io.inbox._decode = lambda replies, bodies: [object()]
     clients, client = clients_of(io, tmp_path), ready(io, network)
     key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
     clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])

@@ -99,11 +99,14 @@ def test_a_reply_that_was_refused_stays_so_in_a_round_that_a_later_server_ends(
     """
     take, save, refused = Inbox.take, Checkpoints.save, list[Any]()
 
-    def refuses(self: Inbox, message: Any, *more: Any) -> Any:
-        if (message.key.round, message.key.client) == (2, 1) and not refused:
-            refused.append(message.key)
-            raise RemoteProtocolError("not what was asked for")
-        return take(self, message, *more)
+    def refuses(self: Inbox, arrived: Any) -> Any:
+        keys = [record.message.key for record, _ in arrived]
+        for i, key in enumerate(keys):
+            if (key.round, key.client) == (2, 1) and not refused:
+                refused.append(key)
+                found = take(self, [*arrived[:i], *arrived[i + 1 :]])
+                return [*found[:i], RemoteProtocolError("not what was asked for"), *found[i:]]
+        return take(self, arrived)
 
     def dies(self: Checkpoints, server: Any, progress: Any, *more: Any) -> None:
         if progress.round == 2:

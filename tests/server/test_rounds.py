@@ -23,7 +23,6 @@ from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
-from fednet.wire.messages import Reply
 from tests import rooms
 from tests.books import read_book
 from tests.rooms import Killed, lost
@@ -130,10 +129,10 @@ def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_ano
     added: list[int] = []
     take, add = Inbox.take, Aggregation.add
 
-    def taken(self: Inbox, message: Reply, *more: Any) -> Any:
-        reply = take(self, message, *more)
-        arrived.append(message.key.client)
-        return reply
+    def taken(self: Inbox, replies: Any) -> Any:
+        found = take(self, replies)
+        arrived.extend(r.message.key.client for r in found if not isinstance(r, Exception))
+        return found
 
     def adding(self: Aggregation, client: int, reply: Any) -> None:
         added.append(client)

@@ -7,6 +7,7 @@ import torch
 
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import digest
+from fednet.journal.events import Accepted
 from fednet.server import inbox
 from fednet.tensors import Layout, Tensors
 from fednet.wire import messages as m
@@ -19,21 +20,29 @@ CONNS = (b"down", b"up")
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
 
 
-def inbox_in(folder, decode=lambda reply, body: None):
+def inbox_in(folder, decode=lambda replies, bodies: [None] * len(replies)):
     return inbox.Inbox(folder, journal_in(folder), decode)
 
 
 def whole(spool, key, data, part=None):
-    part = part or max(1, len(data))
+    if part is None:
+        return taken(spool, key, data, memoryview(data))
     for at in range(0, max(1, len(data)), part):
         spool.store(key, at, memoryview(data)[at : at + part], len(data))
     return taken(spool, key, data)
 
 
-def taken(spool, key, data):
+def taken(spool, key, data, body=None):
     form = [Field("x", "state", len(data), len(data))]
     message = m.Reply(key=key, form=form, size=len(data), check=digest([data]))
-    return spool.take(message, CONNS, 0.0, (b"", ""), {})
+    return taken_one(spool, message, body)
+
+
+def taken_one(spool, message, body=None):
+    (found,) = spool.take([(Accepted(message, *CONNS), body)])
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def logged(spool, key, data, part=None):
@@ -83,7 +92,7 @@ def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
 @pytest.mark.parametrize(("data", "kept"), [(b"payload", True), (LARGE, False)])
 def test_a_decoded_payload_is_taken_once_and_one_that_is_its_file_is_not_kept(tmp_path, data, kept):
     payload = object()
-    spool = inbox_in(tmp_path, lambda reply, body: payload)
+    spool = inbox_in(tmp_path, lambda replies, bodies: [payload])
     reply = logged(spool, KEY, data, part=None)
     assert reply.take_payload() is (payload if kept else None)
     assert reply.take_payload() is None
@@ -92,20 +101,19 @@ def test_a_decoded_payload_is_taken_once_and_one_that_is_its_file_is_not_kept(tm
 
 def test_what_was_decoded_of_a_large_compressed_payload_is_kept(tmp_path):
     payload = object()
-    spool = inbox_in(tmp_path, lambda reply, body: payload)
+    spool = inbox_in(tmp_path, lambda replies, bodies: [payload])
     spool.store(KEY, 0, memoryview(LARGE), len(LARGE))
     form = [Field("x", "delta", len(LARGE), 4 * len(LARGE))]
     message = m.Reply(key=KEY, form=form, size=len(LARGE), check=digest([LARGE]))
-    assert spool.take(message, CONNS, 0.0, (b"", ""), {}).take_payload() is payload
+    assert taken_one(spool, message).take_payload() is payload
 
 
 def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
     """JSON has no others: a log with them could not be read."""
     reported = {"loss": float("nan"), "drift": 0.5, "norm": float("inf"), "least": -float("inf")}
     spool = inbox_in(tmp_path)
-    spool.store(KEY, 0, memoryview(b""), 0)
     message = m.Reply(key=KEY, form=[], size=0, check=digest([]), reported=reported)
-    here = spool.take(message, CONNS, 0.0, (b"", ""), {})
+    here = taken_one(spool, message, memoryview(b""))
     spool._journal.flush()
     there = inbox_in(tmp_path).earlier_replies(1, 0)[3]
     assert here.message.reported == there.message.reported == {"drift": 0.5}
@@ -114,7 +122,7 @@ def test_of_what_a_client_reports_only_finite_numbers_are_kept(tmp_path):
 @pytest.mark.parametrize("freed_by", ["taking", "leaving out", "the end of the round"])
 def test_decoded_payloads_are_kept_as_long_as_there_is_room(tmp_path, monkeypatch, freed_by):
     monkeypatch.setattr(inbox, "HELD_BYTES", 7)
-    spool = inbox_in(tmp_path, lambda reply, body: object())
+    spool = inbox_in(tmp_path, lambda replies, bodies: [object()])
     first, second = (logged(spool, Key(1, 0, 0, c), b"payload") for c in (1, 2))
     assert first.payload is not None
     assert second.payload is None
@@ -223,7 +231,7 @@ def test_a_large_payload_that_was_lost_cut_short_or_is_another_is_not_found(left
 
 
 # -- in one process --------------------------------------------------------------------------------
-@pytest.mark.parametrize("freed_by", ["the end of the round", "leaving out", "calling off"])
+@pytest.mark.parametrize("freed_by", ["the end of the round", "leaving out", "refusing"])
 def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
     tmp_path, monkeypatch, freed_by
 ):
@@ -231,13 +239,18 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
     x.vector.normal_()
     size = x.layout.nbytes
     monkeypatch.setattr(inbox, "HELD_BYTES", int(2.5 * size))
-    spool = inbox_in(tmp_path)
+    refused = []
+
+    def decode(replies, bodies):
+        if refused:
+            raise RemoteProtocolError("not as declared")
+        return [None]
+
+    spool = inbox_in(tmp_path, decode)
 
     def reply_of(key):
-        body = Body([x])
-        spool.store(key, 0, body.crossing(WHOLE), size)
         message = m.Reply(key=key, form=[Field("x", "state", size, size)], size=size)
-        reply = spool.take(message, CONNS, 0.0, (b"", ""), {})
+        reply = taken_one(spool, message, Body([x]).crossing(WHOLE))
         spool._journal.flush()
         return reply
 
@@ -254,8 +267,10 @@ def test_in_one_process_large_replies_stay_in_memory_while_there_is_room(
         assert replies[0].data is None
     else:
         replies[0].let_go()
-        spool.store(Key(2, 0, 0, 1), 0, Body([x]).crossing(WHOLE), size)
-        spool.abandon(Key(2, 0, 0, 1))
+        refused.append(1)
+        with pytest.raises(RemoteProtocolError):
+            reply_of(Key(2, 0, 0, 1))
+        refused.clear()
     reply_of(Key(2, 0, 0, 0))
     assert not list(tmp_path.glob("round-2/*.bin"))
 
@@ -288,9 +303,9 @@ def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
 @pytest.mark.parametrize("data", [b"payload", LARGE], ids=["small", "large"])
 def test_a_payload_that_was_damaged_on_its_way_is_refused_and_leaves_nothing(tmp_path, data):
     spool = inbox_in(tmp_path)
-    spool.store(KEY, 0, memoryview(data), len(data))
+    damaged = memoryview(data[:-1] + b"?")
     with pytest.raises(RemoteProtocolError, match="damaged on its way"):
-        taken(spool, KEY, data[:-1] + b"?")
+        taken(spool, KEY, data, damaged)
     spool._journal.flush()
     assert spool.earlier_replies(1, 0) == {}
     assert not list(tmp_path.glob("round-1/*.bin"))
