@@ -149,6 +149,29 @@ def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
     assert inbox_in(tmp_path).earlier_replies(1, 0) == {}
 
 
+def test_of_replies_that_come_together_only_the_one_that_cannot_be_used_is_refused(tmp_path):
+    def decode(replies, bodies):
+        if b"NaN" in bodies:
+            raise RemoteProtocolError("not finite")
+        return [bytes(body) for body in bodies]
+
+    spool = inbox_in(tmp_path, decode)
+    arrived = []
+    for client, data in enumerate([b"one", b"NaN", b"two", b"bad", b"six"]):
+        check = digest([b"another" if data == b"bad" else data])
+        form = [Field("x", "state", 3, 3)]
+        message = m.Reply(key=Key(1, 0, 0, client), form=form, size=3, check=check)
+        arrived.append((Accepted(message, *CONNS), memoryview(data)))
+    results = spool.take(arrived)
+    assert [str(r) for r in results if isinstance(r, Exception)] == [
+        "not finite",
+        "the payload was damaged on its way",
+    ]
+    assert [results[c].take_payload() for c in (0, 2, 4)] == [b"one", b"two", b"six"]
+    spool._journal.flush()
+    assert found(inbox_in(tmp_path)) == {0: b"one", 2: b"two", 4: b"six"}
+
+
 # -- the disk --------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,28 @@ def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, sample
         assert same(decoded.dc, payload.dc)
 
 
+@pytest.mark.parametrize("buffers", [True, False])
+def test_payloads_that_are_decoded_together_are_those_decoded_one_by_one(buffers):
+    codec, fill = Codec(LAYOUT, {}, buffers), tensors(9)
+    sent = [codec.encode(everything(seed)) for seed in range(3)]
+    form, bodies = sent[0].form, [bytearray(one.body.whole()) for one in sent]
+    together = codec.decode_all(Everything, form, bodies, fill=fill)
+    for body, payload in zip(bodies, together):
+        alone = codec.decode(Everything, form, body, fill=fill)
+        assert all(same(getattr(alone, name), getattr(payload, name)) for name in Everything.fields)
+        assert alone.x.rough_norm == payload.x.rough_norm
+
+
+def test_of_payloads_decoded_together_each_may_be_written_to():
+    codec = Codec(LAYOUT, {})
+    sent = [codec.encode(everything(seed)) for seed in range(2)]
+    bodies = [bytes(one.body.whole()) for one in sent]
+    first, second = codec.decode_all(Everything, sent[0].form, bodies)
+    first.x.vector.zero_()
+    assert same(second.x, everything(1).x)
+    assert same(codec.decode(Everything, sent[0].form, bodies[0]).x, everything(0).x)
+
+
 def test_size_by_hand():
     # 17 parameters, 3 buffer floats, 1 counter: 68 + 12 + 8. Without buffers, 68. run 24, float and
     # int 8.
