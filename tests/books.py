@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,24 @@ def closed_account(row: dict[str, Any]) -> ClosedAccount:
 def open_accounts(journal: Journal) -> dict[Name, Account]:
     """The accounts that are open, of all connections."""
     return {name: a for mine in journal.book.open.values() for name, a in mine.items()}
+
+
+def left(book: Book) -> Counter[str]:
+    """Bytes by direction whose rows are not written."""
+    accounts = [a for mine in book.open.values() for a in mine.values()]
+    accounts += [a for bill in book.waiting.values() for a in bill if not a.written]
+    found = Counter[str]()
+    for a in accounts:
+        found[a.direction] += sum(a.kinds.values()) + a.envelope
+    return found
+
+
+def booked(rows: Iterable[Row]) -> Counter[str]:
+    """Bytes of these rows by direction."""
+    found = Counter[str]()
+    for row in rows:
+        found[row["direction"]] += row["bytes"]
+    return found
 
 
 def journal_in(folder: Path, rows: list[dict[str, Any]] | None = None, server: int = 1) -> Journal:

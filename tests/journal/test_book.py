@@ -25,7 +25,7 @@ from fednet.journal.events import (
     Verdict,
 )
 from fednet.wire.messages import Key, Reply
-from tests.books import each
+from tests.books import booked, each, left
 from tests.journal.streams import streams
 
 KEY = Key(2, 0, 0, 7)
@@ -272,23 +272,6 @@ def test_replies_are_on_record_until_their_round_is_forgotten() -> None:
 
 
 # -- whatever happens ------------------------------------------------------------------------------
-def left(book: Book) -> Counter[str]:
-    """Bytes by direction whose rows are not written."""
-    accounts = [a for mine in book.open.values() for a in mine.values()]
-    accounts += [a for bill in book.waiting.values() for a in bill if not a.written]
-    found = Counter[str]()
-    for a in accounts:
-        found[a.direction] += sum(a.kinds.values()) + a.envelope
-    return found
-
-
-def booked(rows: Sequence[Row]) -> Counter[str]:
-    found = Counter[str]()
-    for row in rows:
-        found[row["direction"]] += row["bytes"]
-    return found
-
-
 def crossing(events: Sequence[Event]) -> Counter[str]:
     found = Counter[str]()
     for e in events:

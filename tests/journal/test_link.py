@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednet.errors import RemoteProtocolError
+from fednet.journal.events import Accepted, Verdict
 from fednet.journal.journal import Journal
 from fednet.journal.link import NOBODY, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
-from tests.books import open_accounts
+from tests.books import booked, left, open_accounts
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
@@ -261,3 +265,139 @@ def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
     found = [(r["type"], r["bytes"], r.get("worker")) for r in ends.down_rows if r["round"] == 3]
     assert found == [("connection", 100, "w"), ("beat", beat, "w"), ("refused", 6, "w")]
     assert ends.server.journal.book.totals["up"] == 64 + beat + 6 + 100
+
+
+# -- whatever crosses ------------------------------------------------------------------------------
+CONNS = (b"c", b"d")
+KEYS = (KEY, m.Key(2, 0, 0, 6), m.Key(2, 1, 0, 5, "evaluate"))
+BODY = memoryview(bytes(12))
+MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, memoryview | None]]] = {
+    "task": lambda key: (m.Task(key=key, form=FORM, size=12), BODY),
+    "reply": lambda key: (reply(key=key), BODY),
+    "announcement": lambda key: (reply(key=key), None),
+    "part": lambda key: (m.Part(key=key, index=0), BODY[:5]),
+    "last part": lambda key: (m.Part(key=key, index=2), BODY[:2]),
+    "pull": lambda key: (m.Pull(key=key, first=0, count=1), None),
+    "cancel": lambda key: (m.Cancel(key=key), None),
+    "failed": lambda key: (m.Failed(key=key, reason="x"), None),
+    "alive": lambda key: (m.Alive(), None),
+}
+FROM_SERVER = ("task", "part", "last part", "pull", "cancel", "alive")
+FROM_CLIENT = ("reply", "announcement", "part", "last part", "pull", "failed", "alive")
+HAPPENS = st.tuples(
+    st.sampled_from(
+        ("down", "down", "up", "up", "up", "gone", "noise", "open", "join", "end", "close")
+        + ("settle", "accept", "beats", "all beats", "undecoded")
+    ),
+    st.sampled_from(CONNS),
+    st.sampled_from(KEYS),
+    st.integers(0, 9),
+)
+
+
+class Crossings:
+    """Two ends, and the bytes that crossed between them."""
+
+    def __init__(self) -> None:
+        self.ends = Ends(part=5)
+        self.bytes = Counter[str]()
+        self.came: dict[bytes, int] = {}  # by connection, to the server since it was opened
+        self.no_message = 0  # bytes that came to the server and cannot be decoded
+        self.accepted = set[m.Key]()
+
+    @property
+    def at_server(self) -> Counter[str]:
+        """All bytes of the server's book."""
+        return +(self.bytes + Counter(up=self.no_message))
+
+    def cross(self, direction: str, conn: bytes, key: m.Key, n: int) -> None:
+        ends = self.ends
+        kinds = FROM_SERVER if direction == "down" else FROM_CLIENT
+        message, body = MESSAGES[kinds[n % len(kinds)]](key)
+        sender, receiver = ends.client, ends.server
+        if direction == "down":
+            sender, receiver = receiver, sender
+        assert sender.send(conn, message, body)
+        frames = ends.wire.pop()
+        self.count(direction, conn, frames)
+        got, got_body = receiver.receive(conn, frames)
+        receiver.record_received(conn, got, got_body, frames, "late" if n == 9 else "")
+
+    def count(self, direction: str, conn: bytes, frames: list[bytes]) -> None:
+        nbytes = framing(*map(len, frames))
+        self.bytes[direction] += nbytes
+        if direction == "up" and conn in self.came:
+            self.came[conn] += nbytes
+
+    def happens(self, what: str, conn: bytes, key: m.Key, n: int) -> None:
+        ends = self.ends
+        server = ends.server
+        if what in ("down", "up"):
+            self.cross(what, conn, key, n)
+        elif what == "gone":
+            ends.stands = False
+            assert not server.send(conn, *MESSAGES[FROM_SERVER[n % len(FROM_SERVER)]](key))
+            ends.stands = True
+        elif what == "noise":
+            with pytest.raises(RemoteProtocolError):
+                server.receive(conn, [bytes(n)])
+            self.no_message += framing(n)
+            if conn in self.came:
+                self.came[conn] += framing(n)
+        elif what == "open" and conn not in self.came:
+            server.opened(conn, stranger=n % 2 == 0)
+            ends.client.opened(conn)
+            self.came[conn] = 64
+            self.bytes += Counter(up=64, down=43)
+        elif what == "join":
+            server.joined(conn)
+        elif what == "end":
+            server.ended(conn)
+        elif what == "close":
+            server.closed(conn, awaited=n % 2 == 0, round=n)
+            ends.client.closed(conn)
+        elif what == "settle":
+            way: m.Direction = "up" if n % 2 else "down"
+            for link in (server, ends.client):
+                link.settle(conn, way, key, n > 5, "" if n > 5 else "late")
+        elif what == "accept":
+            server.journal.note(Accepted(reply(key=key), conn, CONNS[n % 2]))
+            self.accepted.add(key)
+            if n > 5:
+                self.judge(key, n)
+        elif what == "beats":
+            server.settle_counted(conn, round=n)
+        elif what == "all beats":
+            server.settle_all_counted(n)
+        elif what == "undecoded" and conn in self.came:
+            server.undecoded(conn, self.came.pop(conn) + n)
+            self.no_message += n
+
+    def judge(self, key: m.Key, n: int) -> None:
+        self.accepted.discard(key)
+        self.ends.server.journal.note(Verdict([(key, "left out" if n == 6 else "", None)]))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(HAPPENS, max_size=40))
+def test_whatever_crosses_each_byte_is_in_one_row_at_each_end(happened):
+    crossings = Crossings()
+    ends = crossings.ends
+    for one in happened:
+        crossings.happens(*one)
+        assert booked(ends.down_rows) + left(ends.server.journal.book) == crossings.at_server
+    for conn in (*CONNS, NOBODY):
+        for link in (ends.server, ends.client):
+            link.joined(conn)
+            link.closed(conn)
+            link.settle_counted(conn)
+    for key in sorted(crossings.accepted):
+        crossings.judge(key, 0)
+    assert booked(ends.down_rows) == crossings.at_server
+    assert booked(ends.up_rows) == +crossings.bytes
+    for link in (ends.server, ends.client):
+        book = link.journal.book
+        assert (book.open, book.waiting, book.forms) == ({}, {}, {})
+    for row in ends.down_rows + ends.up_rows:
+        assert row["bytes"] == row["envelope"] + sum(row["kinds"].values())
+        assert not (row["useful"] and row.get("lost"))
