@@ -79,7 +79,8 @@ class Replies(RuleBasedStateMachine):
         super().__init__()
         self.place = tempfile.TemporaryDirectory()
         self.folder = Path(self.place.name)
-        self.round = 1
+        self.round = 1  # the newest
+        self.over = 0  # rounds that are over
         self.attempts = 0
         self.servers = 0
         self.rows: list[dict[str, Any]] = []
@@ -131,9 +132,20 @@ class Replies(RuleBasedStateMachine):
     def announce(self, client: int, phase: int, size: int, part: int, raw: bool) -> None:
         """A payload begins to come, or all of it is there at once."""
         self.attempts += 1
-        # Every third attempt has the same bytes.
-        data = (b"%d of %d, " % (self.attempts % 3, client) * 20)[:size]
+        data = (b"%d of %d, " % (self.attempts, client) * 20)[:size]
         self.begin(Key(self.round, phase, self.attempts, client), memoryview(data), raw, part)
+
+    @precondition(lambda self: self.accepted)
+    @rule(which=st.integers(0, 9), part=st.sampled_from([7, 100]), killed=st.booleans())
+    def announce_the_same(self, which: int, part: int, killed: bool) -> None:
+        """Another attempt gives the same bytes."""
+        self.attempts += 1
+        key, data = self.accepted[sorted(self.accepted)[which % len(self.accepted)]]
+        again = Key(key.round, key.phase, self.attempts, key.client)
+        if key.round > self.over:
+            self.begin(again, memoryview(data), False, part)
+        if killed:
+            self.kill("", 0)
 
     @rule(client=CLIENTS, phase=PHASES)
     def hand_over(self, client: int, phase: int) -> None:
@@ -229,7 +241,7 @@ class Replies(RuleBasedStateMachine):
         while coming.got < len(coming.payload):
             self.send(key, 30)
         data = coming.data
-        check = digest([data])
+        check = b"" if isinstance(coming.payload, Body) else digest([data])
         if wrong == "damaged" and not isinstance(coming.payload, Body):
             check = digest([data + b"?"])
         else:
@@ -307,28 +319,43 @@ class Replies(RuleBasedStateMachine):
         assert reply.data is reply.payload is None
 
     @precondition(lambda self: self.accepted)
-    @rule(which=st.integers(0, 9))
-    def withdraw(self, which: int) -> None:
+    @rule(which=st.integers(0, 9), killed=st.booleans())
+    def withdraw(self, which: int, killed: bool) -> None:
         place = sorted(self.accepted)[which % len(self.accepted)]
         key, _ = self.accepted.pop(place)
         self.inbox.withdraw(key)
         self.on_disk = dict(self.accepted)
+        if killed:
+            self.kill("", 0)
 
-    @rule(under_way=st.sets(st.tuples(st.integers(1, 9), CLIENTS), max_size=3))
-    def end_round(self, under_way: set[tuple[int, int]]) -> None:
-        self.inbox.clear(self.round, under_way)
+    @rule()
+    def begin_next_round(self) -> None:
+        """Before the last one is over."""
+        self.round += 1
+
+    @rule(late=st.sets(st.tuples(st.integers(0, 2), CLIENTS), max_size=3))
+    def end_round(self, late: set[tuple[int, int]]) -> None:
+        """late: how many rounds ago clients were asked whose replies still count."""
+        self.over += 1
+        over = self.over
+        under_way = {(over - ago, client) for ago, client in late}
+        self.inbox.clear(over, under_way)
         rounds = {round for round, _ in under_way}
         for place in list(self.accepted):
-            if (place[0], place[2]) not in under_way:
+            if place[0] <= over and (place[0], place[2]) not in under_way:
                 del self.accepted[place]
         self.on_disk = dict(self.accepted)
-        self.taken = [(r, d) for r, d in self.taken if r.message.key.round in rounds]
+
+        def goes_on(key: Key) -> bool:
+            return key.round > over or key.round in rounds
+
+        self.taken = [(r, d) for r, d in self.taken if goes_on(r.message.key)]
         for key, coming in self.coming.items():
-            coming.late = True
-            coming.counts = coming.counts and key.round in rounds
-        self.round += 1
+            coming.late = coming.late or key.round <= over
+            coming.counts = coming.counts and goes_on(key)
+        self.round = max(self.round, over + 1)
         left = {int(path.name.split("-")[1]) for path in self.folder.glob("round-*")}
-        assert left <= rounds
+        assert {round for round in left if round <= over} <= rounds
 
     @rule()
     def write_journal_again(self) -> None:
@@ -357,6 +384,7 @@ class Replies(RuleBasedStateMachine):
             self.inbox.withdraw(key)
             del self.accepted[place]
             self.on_disk = dict(self.accepted)
+        self.check_found()
 
     @rule()
     def look(self) -> None:
