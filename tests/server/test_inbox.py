@@ -5,7 +5,7 @@ servers are killed: what is found is what was accepted, bit for bit.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import digest
+from fednet.journal.events import Accepted
 from fednet.server import inbox
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.tensors import Layout, Tensors
@@ -34,11 +35,19 @@ from tests.books import journal_in
 SMALL = 16  # bytes up to which a payload is in the journal
 HELD = 70  # bytes of decoded payloads in memory
 SPARE = 120  # bytes of files to write over
-CONNS = (b"down", b"up")
 CLIENTS = st.integers(0, 1)
 PHASES = st.integers(0, 1)
 SIZES = st.sampled_from([0, 5, SMALL, SMALL + 1, 40, 40, 100])
+WRONG = st.sampled_from(["", "", "", "damaged", "refused"])
 LAYOUT = Layout.of(torch.nn.Linear(9, 1))  # 40 bytes
+Place = tuple[int, int, int]  # round, phase and client
+# The key, what comes (None: it was stored), its bytes, their number before compression, and what is
+# wrong with it.
+Arriving = tuple[Key, Content | None, bytes, int, str]
+
+
+def place_of(key: Key) -> Place:
+    return key.round, key.phase, key.client
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,19 +60,13 @@ def _small_limits() -> Iterator[None]:
 
 
 class Coming:
-    """A payload of which something has come."""
+    """A payload that comes in parts."""
 
-    def __init__(self, payload: Content, raw: int) -> None:
-        self.payload = payload
+    def __init__(self, data: bytes, raw: int) -> None:
+        self.data = data
         self.raw = raw  # bytes before compression
         self.got = 0
-        self.in_file = False
         self.late = False  # its round is over
-        self.counts = False  # as held in memory
-
-    @property
-    def data(self) -> bytes:
-        return bytes_of(self.payload)
 
 
 def bytes_of(payload: Content) -> bytes:
@@ -94,7 +97,7 @@ class Replies(RuleBasedStateMachine):
 
     @initialize()
     def first_server(self) -> None:
-        self.on_disk: dict[tuple[int, int, int], tuple[Key, bytes]] = {}
+        self.on_disk: dict[Place, tuple[Key, bytes]] = {}
         self.begin_server()
 
     def begin_server(self) -> None:
@@ -102,17 +105,18 @@ class Replies(RuleBasedStateMachine):
             self.journal.close()
         self.servers += 1
         self.journal = journal_in(self.folder, self.rows, self.servers)
-        self.refuses = False
+        self.refused = set[bytes]()
         self.inbox = Inbox(self.folder, self.journal, self.decode)
         self.coming: dict[Key, Coming] = {}
-        self.accepted = dict(self.on_disk)  # key and payload, by round, phase and client
+        self.accepted = dict(self.on_disk)
         self.taken: list[tuple[ReceivedReply, bytes]] = []  # by this server, with their payloads
         self.read: list[tuple[memoryview, bytes]] = []  # what somebody holds, and what it was
 
-    def decode(self, reply: ReceivedReply, body: Content) -> Any:
-        if self.refuses:
+    def decode(self, replies: Sequence[ReceivedReply], bodies: Sequence[Content]) -> Any:
+        found = [bytes_of(body) for body in bodies]
+        if self.refused.intersection(found):
             raise RemoteProtocolError("not as declared")
-        return bytes_of(body)
+        return found
 
     def flush(self) -> None:
         self.journal.flush()
@@ -120,77 +124,56 @@ class Replies(RuleBasedStateMachine):
 
     @property
     def held(self) -> int:
-        """Bytes of payloads in memory, and of what comes as tensors, of rounds that go on."""
-        replies = [r for r, _ in self.taken if r.data is not None or r.payload is not None]
-        coming = sum(len(c.payload) for c in self.coming.values() if c.counts)
-        return sum(r.held for r in replies) + coming
+        """Bytes of payloads in memory, of rounds that go on."""
+        return sum(r.held for r, _ in self.taken if r.data is not None or r.payload is not None)
 
-    # -- payloads come -----------------------------------------------------------------------------
-    @rule(
-        client=CLIENTS, phase=PHASES, size=SIZES, part=st.sampled_from([7, 100]), raw=st.booleans()
-    )
-    def announce(self, client: int, phase: int, size: int, part: int, raw: bool) -> None:
-        """A payload begins to come, or all of it is there at once."""
+    def next_key(self, phase: int, client: int) -> tuple[Key, bytes]:
+        """Of the next attempt, and 100 bytes that no other has."""
         self.attempts += 1
-        data = (b"%d of %d, " % (self.attempts, client) * 20)[:size]
-        self.begin(Key(self.round, phase, self.attempts, client), memoryview(data), raw, part)
+        key = Key(self.round, phase, self.attempts, client)
+        return key, (b"%d of %d, " % (self.attempts, client) * 20)[:100]
+
+    # -- payloads come in parts --------------------------------------------------------------------
+    @rule(client=CLIENTS, phase=PHASES, size=SIZES, raw=st.booleans())
+    def announce(self, client: int, phase: int, size: int, raw: bool) -> None:
+        key, data = self.next_key(phase, client)
+        self.begin(key, data[:size], raw)
 
     @precondition(lambda self: self.accepted)
-    @rule(which=st.integers(0, 9), part=st.sampled_from([7, 100]), killed=st.booleans())
-    def announce_the_same(self, which: int, part: int, killed: bool) -> None:
+    @rule(which=st.integers(0, 9), killed=st.booleans())
+    def announce_the_same(self, which: int, killed: bool) -> None:
         """Another attempt gives the same bytes."""
         self.attempts += 1
         key, data = self.accepted[sorted(self.accepted)[which % len(self.accepted)]]
-        again = Key(key.round, key.phase, self.attempts, key.client)
         if key.round > self.over:
-            self.begin(again, memoryview(data), False, part)
+            self.begin(Key(key.round, key.phase, self.attempts, key.client), data, False)
         if killed:
             self.kill("", 0)
 
-    @rule(client=CLIENTS, phase=PHASES)
-    def hand_over(self, client: int, phase: int) -> None:
-        """Tensors come within the process."""
-        self.attempts += 1
-        x = Tensors.zeros(LAYOUT)
-        x.vector.fill_(self.attempts)
-        self.begin(Key(self.round, phase, self.attempts, client), Body([x]), False, 100)
-
-    @rule(client=CLIENTS, phase=PHASES, size=SIZES, raw=st.booleans(), flush=st.booleans())
-    def come_whole(self, client: int, phase: int, size: int, raw: bool, flush: bool) -> None:
-        self.announce(client, phase, size, 100, raw)
-        self.check(max(self.coming, key=lambda key: key.attempt), "", flush)
-
-    @rule(client=CLIENTS, phase=PHASES, wrong=st.sampled_from(["", "", "refused"]))
-    def come_as_tensors(self, client: int, phase: int, wrong: str) -> None:
-        self.hand_over(client, phase)
-        self.check(max(self.coming, key=lambda key: key.attempt), wrong, True)
-
     @precondition(lambda self: self.coming)
-    @rule(which=st.integers(0, 9), size=SIZES, part=st.sampled_from([7, 100]))
-    def announce_again(self, which: int, size: int, part: int) -> None:
+    @rule(which=st.integers(0, 9), size=SIZES)
+    def announce_again(self, which: int, size: int) -> None:
         """The same attempt, over another connection."""
         key = self.one(which)
         if not self.coming[key].late:
-            self.begin(key, memoryview((b"again " * 20)[:size]), False, part)
+            self.begin(key, (b"again " * 20)[:size], False)
 
-    def begin(self, key: Key, payload: Content, raw: bool, part: int) -> None:
+    def begin(self, key: Key, data: bytes, raw: bool) -> None:
         self.drop_others(key)
-        before = self.held
-        coming = self.coming[key] = Coming(payload, (4 if raw else 1) * len(payload))
-        if isinstance(payload, Body):
-            coming.in_file = before + len(payload) > HELD
-            coming.counts = not coming.in_file
-        else:
-            coming.in_file = not len(payload) <= min(part, SMALL)
-        if coming.in_file and self.accepted.pop((key.round, key.phase, key.client), None):
-            self.on_disk = dict(self.accepted)  # before a byte of its file changes
-        self.send(key, part)
+        self.coming[key] = Coming(data, (4 if raw else 1) * len(data))
+        self.changes_file(key)
+        self.send(key, 7)
+
+    def changes_file(self, key: Key) -> None:
+        """What was accepted is withdrawn before a byte of its file changes."""
+        if self.accepted.pop(place_of(key), None):
+            self.on_disk = dict(self.accepted)
 
     def drop_others(self, key: Key) -> None:
         """Another attempt at a reply that comes was called off before."""
         self.coming.pop(key, None)
         for other in list(self.coming):
-            if (other.round, other.phase, other.client) == (key.round, key.phase, key.client):
+            if place_of(other) == place_of(key):
                 self.inbox.abandon(other)
                 del self.coming[other]
 
@@ -199,10 +182,8 @@ class Replies(RuleBasedStateMachine):
 
     def send(self, key: Key, part: int) -> None:
         coming = self.coming[key]
-        piece: Content = coming.payload
-        if isinstance(piece, memoryview):
-            piece = piece[coming.got : coming.got + part]
-        self.inbox.store(key, coming.got, piece, len(coming.payload))
+        piece = memoryview(coming.data)[coming.got : coming.got + part]
+        self.inbox.store(key, coming.got, piece, len(coming.data))
         coming.got += len(piece)
 
     @precondition(lambda self: self.coming)
@@ -211,8 +192,8 @@ class Replies(RuleBasedStateMachine):
         key = self.one(which)
         coming = self.coming[key]
         with pytest.raises(StateError, match=f"{coming.got} bytes are there, the next come at"):
-            self.inbox.store(key, coming.got + 1, memoryview(b"x"), len(coming.payload))
-        if coming.got < len(coming.payload):
+            self.inbox.store(key, coming.got + 1, memoryview(b"x"), len(coming.data))
+        if coming.got < len(coming.data):
             self.send(key, part)
 
     @precondition(lambda self: self.coming)
@@ -222,51 +203,82 @@ class Replies(RuleBasedStateMachine):
         del self.coming[key]
         self.inbox.abandon(key)
         with pytest.raises(KeyError):
-            self.take(key, 0, 0, b"")
+            self.inbox.take([self.arrived(key, 0, 0, b"")])
 
     @precondition(lambda self: self.coming)
-    @rule(
-        which=st.integers(0, 9),
-        wrong=st.sampled_from(["", "", "", "damaged", "refused"]),
-        flush=st.booleans(),
-    )
-    def arrive(self, which: int, wrong: str, flush: bool) -> None:
+    @rule(which=st.integers(0, 9), wrong=WRONG)
+    def arrive(self, which: int, wrong: str) -> None:
         """The rest of a payload comes."""
         key = self.one(which)
-        if not self.coming[key].late:
-            self.check(key, wrong, flush)
-
-    def check(self, key: Key, wrong: str, flush: bool) -> None:
         coming = self.coming[key]
-        while coming.got < len(coming.payload):
-            self.send(key, 30)
-        data = coming.data
-        check = b"" if isinstance(coming.payload, Body) else digest([data])
-        if wrong == "damaged" and not isinstance(coming.payload, Body):
-            check = digest([data + b"?"])
-        else:
-            self.refuses = wrong == "damaged" or wrong == "refused"
-        files = self.files()
-        del self.coming[key]
-        room = self.held + max(len(data), coming.raw)
-        if wrong:
-            with pytest.raises(RemoteProtocolError):
-                self.take(key, len(data), coming.raw, check)
-            self.refuses = False
-            assert len(files) - len(self.files()) == coming.in_file
-            return
-        reply = self.take(key, len(data), coming.raw, check)
-        assert reply.message.reported == {"drift": 0.5}
-        in_memory = isinstance(coming.payload, Body) and not coming.in_file
-        is_file = coming.in_file and coming.raw <= len(data)
-        assert (reply.payload is not None) == (in_memory or (not is_file and room <= HELD))
-        self.taken.append((reply, data))
-        if not in_memory:
-            self.accepted[key.round, key.phase, key.client] = key, data
-        if flush:
-            self.flush()
+        if not coming.late:
+            while coming.got < len(coming.data):
+                self.send(key, 30)
+            del self.coming[key]
+            self.take([(key, None, coming.data, coming.raw, wrong)])
 
-    def take(self, key: Key, size: int, raw: int, check: bytes) -> ReceivedReply:
+    # -- or whole ----------------------------------------------------------------------------------
+    @rule(several=st.lists(st.tuples(CLIENTS, PHASES, SIZES, st.booleans(), WRONG), min_size=1))
+    def come(self, several: list[tuple[int, int, int, bool, str]]) -> None:
+        """Several at a time."""
+        whole: dict[Place, Arriving] = {}
+        for client, phase, size, raw, wrong in several:
+            key, data = self.next_key(phase, client)
+            data = data[:size]
+            self.drop_others(key)
+            arriving = key, memoryview(data), data, (4 if raw else 1) * size, wrong
+            whole.setdefault(place_of(key), arriving)
+        self.take(list(whole.values()))
+
+    @rule(client=CLIENTS, phase=PHASES, wrong=WRONG)
+    def come_as_tensors(self, client: int, phase: int, wrong: str) -> None:
+        """Within the process."""
+        key, _ = self.next_key(phase, client)
+        x = Tensors.zeros(LAYOUT)
+        x.vector.fill_(self.attempts)
+        body = Body([x])
+        self.drop_others(key)
+        self.take([(key, body, bytes_of(body), len(body), "refused" if wrong else "")])
+
+    def take(self, several: Sequence[Arriving]) -> None:
+        before = self.held
+        files = len(self.files())
+        arrived = []
+        for key, body, data, raw, wrong in several:
+            if wrong == "refused" and data:
+                self.refused.add(data)
+            check = digest([data + b"?" if wrong == "damaged" else data])
+            if isinstance(body, Body):  # which come without a digest
+                check = b""
+            arrived.append(self.arrived(key, len(data), raw, check, body))
+        results = self.inbox.take(arrived)
+        self.refused.clear()
+        for (key, body, data, raw, wrong), reply in zip(several, results):
+            room = len(several) == 1 and before + max(len(data), raw) <= HELD
+            in_memory = isinstance(body, Body) and before + len(data) <= HELD
+            in_file = not in_memory and (not isinstance(body, memoryview) or len(data) > SMALL)
+            if in_file:
+                self.changes_file(key)
+            if isinstance(reply, Exception):
+                assert (str(reply) == "not as declared") == (wrong == "refused")
+                assert wrong
+                continue
+            assert not (wrong and data)
+            assert reply.message.reported == {"drift": 0.5}
+            assert (reply.data is not None) == in_memory
+            if len(several) == 1:
+                is_file = in_file and raw <= len(data)
+                assert (reply.payload is not None) == (in_memory or (not is_file and room))
+            self.taken.append((reply, data))
+            if not in_memory:
+                self.accepted[place_of(key)] = key, data
+        if len(several) == 1 and isinstance(results[0], Exception):
+            assert len(self.files()) <= files
+        self.flush()
+
+    def arrived(
+        self, key: Key, size: int, raw: int, check: bytes, body: Content | None = None
+    ) -> tuple[Accepted, Content | None]:
         message = m.Reply(
             key=key,
             form=[Field("x", "state", size, raw)],
@@ -274,7 +286,7 @@ class Replies(RuleBasedStateMachine):
             check=check,
             reported={"loss": float("nan"), "drift": 0.5, "norm": float("inf")},
         )
-        return self.inbox.take(message, CONNS, 0.0, (b"", ""), {})
+        return Accepted(message, b"down", b"up"), body
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("round-*/*.bin"))
@@ -286,7 +298,7 @@ class Replies(RuleBasedStateMachine):
         self.flush()
         reply, data = self.taken[which % len(self.taken)]
         key = reply.message.key
-        there = self.accepted.get((key.round, key.phase, key.client)) == (key, data)
+        there = self.accepted.get(place_of(key)) == (key, data)
         if reply.data is None and there:
             body = reply.body()
             assert isinstance(body, memoryview)
@@ -352,7 +364,6 @@ class Replies(RuleBasedStateMachine):
         self.taken = [(r, d) for r, d in self.taken if goes_on(r.message.key)]
         for key, coming in self.coming.items():
             coming.late = coming.late or key.round <= over
-            coming.counts = coming.counts and goes_on(key)
         self.round = max(self.round, over + 1)
         left = {int(path.name.split("-")[1]) for path in self.folder.glob("round-*")}
         assert {round for round in left if round <= over} <= rounds
@@ -391,7 +402,7 @@ class Replies(RuleBasedStateMachine):
         self.flush()
         self.check_found()
 
-    def check_found(self, without: tuple[int, int, int] | None = None) -> None:
+    def check_found(self, without: Place | None = None) -> None:
         """The next server finds what is in the journal now."""
         for round in range(1, self.round + 1):
             for phase in range(2):
