@@ -1,5 +1,5 @@
-"""Planned faults of one task, acted out around the worker that does it and around what is sent of
-its reply. Where none is planned, both pass as they are.
+"""Planned faults, acted out around the worker that does a task and around what is sent of its
+reply. Where none is planned, both pass as they are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fednet.errors import FednetError
 from fednet.protocol import client as p
+from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.codec import Body, Content
 
 if TYPE_CHECKING:
     from fednet.client.worker import EncodedReply, Step
@@ -70,15 +71,15 @@ class PlannedFaults:
         lasts_s = self.amounts.get("slow", 1.0) * max(took_s, self.amounts.get("pace", 0.0))
         return now + self.amounts.get("delay", 0.0) + lasts_s - took_s
 
-    @property
-    def silent(self) -> bool:
-        """Whether nothing of the reply is sent."""
-        return "drop_before_sending" in self.amounts
+    def silent(self, reply: m.Reply) -> bool:
+        """Whether nothing of the reply is sent. An empty one cannot be cut."""
+        cut = self.cut(reply.size) is not None
+        return "drop_before_sending" in self.amounts or (cut and not reply.size)
 
-    @property
-    def share(self) -> float | None:
-        """Of the upload that is sent before this client falls silent; None: all of it."""
-        return self.amounts.get("drop_during_upload")
+    def cut(self, size: int) -> int | None:
+        """Bytes of an upload of so many after which this client falls silent; None: it does not."""
+        share = self.amounts.get("drop_during_upload")
+        return None if share is None else m.Fault("drop_during_upload", share).cut(size)
 
     def apply_to(self, instructions: Sequence[p.Instruction]) -> list[p.Instruction]:
         """What is sent in place of these messages of a reply."""
@@ -90,3 +91,58 @@ class PlannedFaults:
     def after(self) -> list[p.Instruction]:
         """What follows on them."""
         return [p.Reconnect()] if "disconnect" in self.amounts else []
+
+
+class CutUploads:
+    """Uploads that end before they are whole. All that the protocol wants sent passes through here
+    before it is recorded. Of an upload that has ended nothing more is sent, and its task is over,
+    as if its client had gone.
+    """
+
+    def __init__(self, protocol: p.ClientProtocol) -> None:
+        self._protocol = protocol
+        self._ends: dict[m.Key, int] = {}  # bytes of an upload after which it ends
+        self._ended: set[m.Key] = set()
+
+    def plan(self, key: m.Key, end: int) -> None:
+        self._ends[key] = end
+
+    def apply_to(self, instructions: list[p.Instruction]) -> list[p.Instruction]:
+        """What is done in place of these instructions of the protocol."""
+        if not self._ends:
+            return instructions
+        found: list[p.Instruction] = []
+        for i in instructions:
+            if isinstance(i, p.Booked) and i.direction == "up" and i.key in self._ends:
+                found.append(replace(i, whole=False))
+            elif isinstance(i, p.Out) and isinstance(i.message, (m.Reply, m.Part)):
+                found += self._sent_of(i.message, i.body)
+            else:
+                found.append(i)
+        for key in self._ended:
+            found += self._protocol.abandon(key)
+        self._ended.clear()
+        for key in list(self._ends):
+            if self._protocol.task_state(key) is ClientTaskState.GONE:
+                del self._ends[key]
+        return found
+
+    def _sent_of(self, message: m.Reply | m.Part, body: Content | None) -> list[p.Out]:
+        """What is sent of a message of a reply: a part before the end is, one after it is not."""
+        key = message.key
+        end = self._ends.get(key)
+        if end is None or body is None:
+            return [p.Out(message, body)]
+        if key in self._ended:
+            return []
+        start = message.index * self._protocol.part if isinstance(message, m.Part) else 0
+        if end - start > len(body):
+            return [p.Out(message, body)]
+        self._ended.add(key)
+        if end <= start and isinstance(message, m.Part):
+            return []
+        return [p.Out(message, _first(body, end - start))]
+
+
+def _first(body: Content, size: int) -> Content:
+    return body.slice(0, size) if isinstance(body, Body) else body[:size]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import MessageFile
-from fednet.client.faults import PlannedFaults, Silenced
+from fednet.client.faults import CutUploads, PlannedFaults, Silenced
 from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
     NO_STORAGE,
@@ -230,6 +230,7 @@ class ClientLoop:
         self._prepare = prepare
         self._inline = inline
         self._faults = faults
+        self._cut_uploads = CutUploads(protocol)
         self._warned_of_faults = False
         # Calls that other threads leave for this one.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -378,7 +379,7 @@ class ClientLoop:
 
     # -- messages ----------------------------------------------------------------------------------
     def _follow(self, instructions: list[p.Instruction]) -> None:
-        for i in instructions:
+        for i in self._cut_uploads.apply_to(instructions):
             if isinstance(i, p.Out):
                 self.link.send(CONNECTION, i.message, i.body)
             elif isinstance(i, p.DoTask):
@@ -437,13 +438,15 @@ class ClientLoop:
             )
             return
         faults = done.faults
-        if done.reply is None or (faults is not None and faults.silent):
-            protocol.forget(key)
+        if done.reply is None or (faults is not None and faults.silent(done.reply.reply)):
+            self._follow(protocol.abandon(key))
             return
-        share = None if faults is None else faults.share
-        out = protocol.reply(done.reply.reply, done.reply.body, share)
+        out = protocol.reply(done.reply.reply, done.reply.body)
         if faults is not None:
             out = faults.apply_to(out)
+            end = faults.cut(done.reply.reply.size)
+            if end is not None:
+                self._cut_uploads.plan(key, end)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # The reply waits for its client's emulated link; this process is free for another one.
             out += protocol.uploading(key.client)

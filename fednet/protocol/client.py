@@ -29,7 +29,7 @@ from fednet.protocol.table import (
     ClientTaskState,
     step,
 )
-from fednet.protocol.transfers import Receiving, Sending, before_cut
+from fednet.protocol.transfers import Receiving, Sending
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Content
 from fednet.wire.messages import PART, Key
@@ -272,30 +272,23 @@ class ClientProtocol:
             self._ready()
         return self._instructions()
 
-    def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
-        """A task is done. A reply to one that was cancelled meanwhile is not sent. share: of the
-        upload that is sent before this client falls silent, where such a fault is planned.
-        """
+    def reply(self, reply: m.Reply, body: Body) -> list[Instruction]:
+        """A task is done. A reply to one that was cancelled meanwhile is not sent."""
         key = reply.key
         held = self._tasks.get(key)
         if held is None:
             return []
-        outgoing = OutgoingReply(body, self.part, reply=reply)
-        if share is not None:
-            if not body.size:  # nothing that could be cut
-                return self.forget(key)
-            outgoing.until = before_cut(body.size, share)
         self._change_task(key, ClientTaskEvent.REPLIED)
-        held.reply = outgoing
+        held.reply = OutgoingReply(body, self.part, reply=reply)
         held.body = memoryview(b"")  # its room is for the next task's payload
         if self.state is ClientState.READY:
             self._announce(held)
         return self._instructions()
 
-    def forget(self, key: Key) -> list[Instruction]:
-        """A planned fault: this task is not answered, and the server is not notified."""
-        if self.task_state(key) is ClientTaskState.WORKING:
-            self._change_task(key, ClientTaskEvent.SILENCED)
+    def abandon(self, key: Key) -> list[Instruction]:
+        """Nothing more is sent for this task, and the server is not notified."""
+        if self.task_state(key) in STARTED:
+            self._drop(key, ClientTaskEvent.ABANDONED)
         return self._instructions()
 
     def failed(
@@ -579,16 +572,16 @@ class ClientProtocol:
             return
         for index, data in parts:
             self._send(m.Part(key=pull.key, index=index), data)
-        if outgoing.whole or outgoing.cut:
+        if outgoing.whole:
             self._reply_sent(outgoing)
 
     def _reply_sent(self, outgoing: OutgoingReply) -> None:
         key = outgoing.reply.key
-        self._out.append(Booked("up", key, outgoing.whole))
+        self._out.append(Booked("up", key))
         self._change_task(key, ClientTaskEvent.SENT)
 
 
 def _same(a: m.Task, b: m.Task) -> bool:
     """Whether a reply to one task answers the other."""
     names = ("check", "form", "start", "enrol", "evaluates")
-    return not a.faults and all(getattr(a, name) == getattr(b, name) for name in names)
+    return all(getattr(a, name) == getattr(b, name) for name in names)

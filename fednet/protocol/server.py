@@ -56,7 +56,7 @@ from fednet.protocol.tasks import (
     end_of,
     message_of,
 )
-from fednet.protocol.transfers import Receiving, Sending, before_cut
+from fednet.protocol.transfers import Receiving, Sending
 from fednet.protocol.workers import SHOWN, SLOTS, ClientProcess, Roster, Sites
 from fednet.wire import messages as m
 from fednet.wire.codec import Content
@@ -692,14 +692,10 @@ class ServerProtocol:
             if reply.size > self.part and state == "late":
                 self._send(conn, m.Cancel(key=key))
             return state
-        cut: int | None = None  # bytes of it that cross before its planned cut
-        for fault in t.spec.faults:
-            if fault.kind == t.spec.lost == "drop_during_upload":
-                cut = before_cut(reply.size, fault.amount)
         if body is None:
             agrees = not 0 < reply.size <= self.part
         else:
-            agrees = len(body) in (reply.size, cut)
+            agrees = len(body) == reply.size
         agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         try:
             if not agrees:
@@ -715,10 +711,10 @@ class ServerProtocol:
         t.heard = self.now
         leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
-        t.up = Receiving(reply.size, self.part, until=until, short=cut)
-        if reply.size == 0 or (body is not None and len(body) == reply.size):
+        t.up = Receiving(reply.size, self.part, until=until)
+        if reply.size == 0 or body is not None:
             self._payload_complete(t, reply, memoryview(b"") if body is None else body)
-        elif body is None:  # else it was cut, as planned
+        else:
             self._wanting[key.client] = t
             self._grant()
         self._assign(worker)
@@ -767,7 +763,7 @@ class ServerProtocol:
         while free > 0 and self._wanting:
             client, t = next(iter(self._wanting.items()))
             parts = None if t.up is None else t.up.grant(free)
-            if parts is None:  # it is whole, has ended, or has enough on its way
+            if parts is None:  # it is whole, or has enough on its way
                 del self._wanting[client]
                 continue
             first, count = parts
@@ -866,28 +862,14 @@ class ServerProtocol:
         self.roster.recount(worker)
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = self.now
-        faults = [] if t.faults_sent else list(spec.faults)
-        t.faults_sent = True
-        for f in faults:
-            self._note(
-                "fault",
-                round=t.key.round,
-                client=client,
-                kind=f.kind,
-                amount=f.amount,
-                worker=worker.name,
-            )
-        task = message_of(
-            spec,
-            t.key,
-            self.run,
-            self.incarnation,
-            keep=spec.keep,
-            deadline_s=self.rules.deadline,
-            faults=[*faults, *spec.pace],
-        )
         beside = t.down.beside() if spec.body.size <= self.part else None
-        self._out.append(Send(worker.conn, task, beside))
+        self._out.append(Send(worker.conn, self._message(t), beside))
+
+    def _message(self, t: TrackedTask) -> m.Task:
+        """The task as it is announced in this hand-out."""
+        return message_of(
+            t.spec, t.key, self.run, self.incarnation, t.spec.keep, self.rules.deadline
+        )
 
     def _run_next(self, worker: ClientProcess, done: int | None = None) -> None:
         """The first tasks of the worker's queue run, as many as it has slots, and their deadlines.
@@ -933,9 +915,7 @@ class ServerProtocol:
         lost while running it, perhaps because of it. reason, reply: see `_change`.
         """
         t.deaths += died
-        if t.spec.lost:
-            self._change(t, event, f"lost: {t.spec.lost}", TaskState.DROPPED, reply)
-        elif t.deaths >= DEATHS:
+        if t.deaths >= DEATHS:
             why = f"failed: its worker was lost {DEATHS} times at this task"
             self._change(t, event, why, TaskState.DROPPED, reply)
         else:
@@ -1016,10 +996,6 @@ class ServerProtocol:
             end, why = end_of(math.inf, leaves, latest)
             if self.now >= end and t.status is not TaskState.ARRIVED:
                 self._change(t, TaskEvent.LEFT if why == LEFT else TaskEvent.DEADLINE, why)
-            elif running:
-                if t.spec.lost and self._too_long(t.heard, self.rules.closed):
-                    # A planned fault: the worker goes on with its other clients.
-                    self._change(t, TaskEvent.SILENCED, f"lost: {t.spec.lost}")
             elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:
                 until, why = self.roster.waited_until(t.spec.client, t.since, self.rules.join)
                 if until is not None and self.now >= until:

@@ -104,11 +104,10 @@ class ClientTaskEvent(_Named):
     DAMAGED = "a part out of turn"
     REPLIED = "reply made"
     FAILED = "failed"
-    SILENCED = "silenced by a planned fault"
     SENT = "reply sent"
     CLOSED = "connection closed"
     CANCELLED = "cancelled by the server"
-    ABANDONED = "found to belong to an earlier round or another run"
+    ABANDONED = "given up by its client"
 
 
 CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
@@ -126,7 +125,6 @@ CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
     ClientTaskState.WORKING: {
         ClientTaskEvent.REPLIED: (ClientTaskState.REPLYING,),
         ClientTaskEvent.FAILED: (ClientTaskState.GONE,),
-        ClientTaskEvent.SILENCED: (ClientTaskState.GONE,),
         ClientTaskEvent.CANCELLED: (ClientTaskState.GONE,),
         ClientTaskEvent.ABANDONED: (ClientTaskState.GONE,),
     },
@@ -206,7 +204,6 @@ class TaskEvent(_Named):
     MISSING = "its worker came back without it"
     REVOKED = "its key revoked"
     DEADLINE = "deadline"
-    SILENCED = "planned loss"
     LEFT = "its client left"
     ABSENT = "its client absent or lost"
     CANCELLED = "cancelled"
@@ -223,7 +220,6 @@ _WITH_WORKER = {
     TaskEvent.MISSING: _AGAIN,
     TaskEvent.REVOKED: _AGAIN,
     TaskEvent.DEADLINE: _DROPPED,
-    TaskEvent.SILENCED: _DROPPED,
     TaskEvent.LEFT: _DROPPED,
     TaskEvent.CANCELLED: _DROPPED,
 }
@@ -269,7 +265,6 @@ _CALLED_OFF = {
     TaskEvent.REFUSED: (*WITH_WORKER, TaskState.ARRIVED),
     TaskEvent.LOST: WITH_WORKER,
     TaskEvent.DEADLINE: WITH_WORKER,
-    TaskEvent.SILENCED: WITH_WORKER,
     TaskEvent.LEFT: WITH_WORKER,
     TaskEvent.CANCELLED: WITH_WORKER,
 }

@@ -13,7 +13,7 @@ from fednet.protocol.table import TaskState
 from fednet.protocol.transfers import Receiving, Sending
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.messages import Fault, Field, Key
+from fednet.wire.messages import Field, Key
 
 TRIES = 3  # how often a task is handed out whose replies are refused
 DEATHS = 5  # how often a worker may be lost while it runs one task, which may kill it
@@ -65,18 +65,12 @@ class TaskSpec(msgspec.Struct):
     """How many leading fields of the form are the client's enrolment."""
     evaluates: bool = False
     """Whether the client evaluates within the task."""
-    faults: Sequence[Fault] = ()
-    """Planned faults of the first hand-out."""
-    lost: str = ""
-    """The one of them after which no reply will come."""
     bound: bool = False
     """Only the worker of the client's last task can do it, while that worker is there; a client
     whose worker cannot is lost.
     """
     leaves: Leaves | None = None
     """When the client leaves; None: it stays."""
-    pace: Sequence[Fault] = ()
-    """How long the client's device takes, at each hand-out."""
     round: int = 0
     """Of this task, where tasks of several rounds are under way; 0: the phase's."""
     with_base: Callable[[], TaskSpec] | None = None
@@ -106,7 +100,6 @@ class TrackedTask(msgspec.Struct, eq=False):
     status: TaskState = TaskState.WAITING
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last message about this task
-    faults_sent: bool = False  # the planned faults of its first hand-out
     refusals: int = 0
     unread: int = 0  # unreadable messages while its worker was at it
     refused_by: set[str] = set()  # workers that failed; others are tried first
@@ -148,9 +141,8 @@ def message_of(
     incarnation: int,
     keep: str = "",
     deadline_s: float | None = None,
-    faults: Sequence[Fault] = (),
 ) -> m.Task:
-    """The task as it is announced. keep, deadline_s, faults: of this hand-out."""
+    """The task as it is announced. keep, deadline_s: of this hand-out."""
     return m.Task(
         run=run,
         inc=incarnation,
@@ -164,5 +156,4 @@ def message_of(
         evaluates=spec.evaluates,
         keep=keep,
         deadline_s=deadline_s,
-        faults=list(faults),
     )

@@ -11,13 +11,6 @@ from fednet.wire.codec import Body, Content
 from fednet.wire.messages import WINDOW
 
 
-def before_cut(size: int, share: float) -> int:
-    """Bytes of an upload of `size` that cross before a planned cut at that share of it: of all of
-    them, all but one, since nothing is lost of an upload that is whole.
-    """
-    return max(0, min(int(share * size), size - 1))
-
-
 class Receiving(msgspec.Struct):
     """A payload that comes in parts."""
 
@@ -31,10 +24,6 @@ class Receiving(msgspec.Struct):
     """Parts that were asked for."""
     until: int | None = None
     """Bytes after which nothing more is asked for, because the sender is then gone."""
-    short: int | None = None
-    """Bytes at which a planned fault may cut it; None: none is planned."""
-    ended: bool = False
-    """The planned fault has cut it."""
 
     @property
     def ahead(self) -> int:
@@ -54,16 +43,15 @@ class Receiving(msgspec.Struct):
         """(the first, how many) of the parts to ask for now; None while enough are on their way."""
         wanted = self.size if self.until is None else min(self.size, self.until)
         count = min(WINDOW - self.ahead, -(-wanted // self.part) - self.granted, most)
-        if count <= 0 or self.ahead > WINDOW // 2 or self.ended:
+        if count <= 0 or self.ahead > WINDOW // 2:
             return None
         first = self.granted
         self.granted = self.granted + count
         return first, count
 
     def take(self, index: int, body: Content | None) -> int | None:
-        """Where in the payload a part that came belongs; None for one that has come already. After
-        the part in which the planned cut falls the payload has `ended`. Raises RemoteProtocolError
-        for one that was not awaited: nothing has changed then.
+        """Where in the payload a part that came belongs; None for one that has come already. Raises
+        RemoteProtocolError for one that was not awaited: nothing has changed then.
         """
         if index < self.got:
             return None
@@ -71,20 +59,16 @@ class Receiving(msgspec.Struct):
         start = self.got * self.part
         expected = min(self.part, self.size - start)
         in_turn = body is not None and self.got == index < self.granted
-        if in_turn and length < expected and start + length == self.short:
-            self.granted = self.got
-            self.ended = True
-        elif in_turn and length == expected:
-            self.got += 1
-        else:
+        if not in_turn or length != expected:
             raise RemoteProtocolError(
                 f"part {index} of {length} bytes, expected part {self.got} of {expected}"
             )
+        self.got += 1
         return start
 
 
 class Sending(msgspec.Struct):
-    """sent: parts. until: bytes after which nothing more is sent, a planned fault."""
+    """sent: parts. until: bytes after which nothing more is sent, because the receiver is gone."""
 
     body: Body
     part: int

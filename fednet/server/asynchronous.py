@@ -21,12 +21,13 @@ import torch
 
 from fednet.errors import CannotGoOn
 from fednet.experiment import selection
-from fednet.protocol.tasks import STATE_LOST, TaskSpec
+from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
 from fednet.server.exchange import OpenExchange, OpenRound
 from fednet.server.exchanges import Exchanges
 from fednet.server.faults import Replay
+from fednet.server.faulty import FaultySpec
 from fednet.server.io import LEFT_OUT
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, RecordedUpdates
@@ -131,7 +132,7 @@ class Updates(Rounds):
     def _take_up(self) -> None:
         """What an earlier server had under way goes on."""
         progress = self.progress
-        specs = list[TaskSpec]()
+        specs = list[FaultySpec]()
         experiment = self.setup.experiment
         for client, saved in sorted(progress.under_way.items()):
             exchange = self.exchanges.new(saved.round, 0, (), self.latest, saved.at)
@@ -148,7 +149,7 @@ class Updates(Rounds):
                 experiment.initial_shared,
                 fill=experiment.initial_shared,
             )
-            spec = TaskSpec(
+            spec = FaultySpec(
                 client,
                 form,
                 Body([data]),

@@ -34,6 +34,7 @@ from fednet.protocol.workers import Sites
 from fednet.records import reading
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
+from fednet.server.faulty import FaultyServerProtocol
 from fednet.server.growth import grow_state, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
 from fednet.server.io import LEFT_OUT, Outcome, ServerIO
@@ -294,7 +295,9 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
     config = with_model_digest(experiment.config, experiment.sha256)
     text = text_for_clients(config)
     keyring = endpoint.keyring
-    return ServerProtocol(
+    faulty = config.faults.random or config.faults.schedule or config.devices.trace
+    protocol = FaultyServerProtocol if faulty else ServerProtocol
+    return protocol(
         records.run_id,
         records.incarnation,
         config.clients,

@@ -12,9 +12,9 @@ from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.journal.book import Kinds
 from fednet.plain import JsonDict
-from fednet.protocol.tasks import TaskSpec
 from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
+from fednet.server.faulty import FaultySpec
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Cohort
 from fednet.server.sources import AskedClient
@@ -78,7 +78,7 @@ class OpenExchange:
     """Clients of the cohort, from the first on, whose replies have been added up or left out."""
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
-    based: dict[bytes, TaskSpec] = field(default_factory=dict)  # see `with_base`
+    based: dict[bytes, FaultySpec] = field(default_factory=dict)  # see `with_base`
 
     @property
     def done(self) -> dict[int, ReceivedReply]:

@@ -27,13 +27,14 @@ from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import EvaluationReply
 from fednet.ids import as_text
-from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, TaskSpec, end_of
+from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, end_of
 from fednet.server.clients import Clients
 from fednet.server.clock import task_bytes
 from fednet.server.conditions import Conditions
 from fednet.server.evaluated import counts_by_model, evaluated_clients, evaluation_due
 from fednet.server.exchange import OpenExchange, RunState
 from fednet.server.faults import drops
+from fednet.server.faulty import FaultySpec
 from fednet.server.inbox import ReceivedReply, evaluation_in
 from fednet.server.io import LEFT_OUT
 from fednet.server.records import Records
@@ -138,7 +139,7 @@ class Exchanges:
         before = exchange.before
         round = exchange.round
         index = exchange.index
-        spec = TaskSpec(client, round=round)
+        spec = FaultySpec(client, round=round)
         if not again:
             spec.start = before.versions.get(client, "")
             spec.state = before.states.get(client, "")
@@ -506,7 +507,9 @@ class Exchanges:
         return self.evaluations(exchange)
 
 
-def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpec]) -> TaskSpec:
+def with_base(
+    experiment: Experiment, spec: FaultySpec, based: dict[bytes, FaultySpec]
+) -> FaultySpec:
     """The task with the model that training starts from before its payload. based: of tasks with
     the same payload, by its digest, so that it is put together once; a task that held its exchange
     would keep a round's models until the garbage collector next runs.
@@ -518,7 +521,7 @@ def with_base(experiment: Experiment, spec: TaskSpec, based: dict[bytes, TaskSpe
         body = Body([*base.body.segments, *spec.body.segments])
         form = (*base.form, *spec.form)
         enrol = spec.enrol + len(base.form)
-        made = based[spec.check] = TaskSpec(spec.client, form, body, body.check(), enrol=enrol)
+        made = based[spec.check] = FaultySpec(spec.client, form, body, body.check(), enrol=enrol)
     return structs.replace(
         spec, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
     )

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from fednet.protocol.tasks import TaskSpec
 from fednet.server.clock import reply_bytes
+from fednet.server.faulty import FaultySpec
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Schedule
 
@@ -33,7 +33,7 @@ POLL_S = 0.2  # how often a request to stop is looked for
 class AskedClient:
     """What one client is asked, and what became of it."""
 
-    spec: TaskSpec
+    spec: FaultySpec
     at: float = 0.0
     """The second of the run at which it was asked."""
     bytes: int = 0

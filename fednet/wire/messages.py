@@ -92,6 +92,12 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     kind: Name
     amount: Seconds = 0.0
 
+    def cut(self, size: int) -> int:
+        """Bytes of an upload of `size` that get through before it is cut: of all of them, all but
+        one, since nothing is lost of an upload that is whole.
+        """
+        return max(0, min(int(self.amount * size), size - 1))
+
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", kw_only=True):
     """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this

@@ -6,13 +6,16 @@ import time
 
 import pytest
 
-from fednet.client.faults import PlannedFaults, Silenced
+from fednet.client.faults import CutUploads, PlannedFaults, Silenced
 from fednet.client.worker import EncodedReply
 from fednet.protocol import client as p
+from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 
 KEY = m.Key(1, 0, 0, 0)
+PART = 8
+WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0], beat_s=1.0)
 
 
 class Crashed(Exception):
@@ -79,3 +82,90 @@ def test_a_reply_is_doubled_and_nothing_else_that_is_sent_with_it():
     reply, part = p.Out(m.Reply(key=KEY, form=[], size=0)), p.Out(m.Part(key=KEY, index=0))
     assert PlannedFaults({"duplicate": 0.0}).apply_to([reply, part]) == [reply, part, reply]
     assert PlannedFaults({"disconnect": 0.0}).after() == [p.Reconnect()]
+
+
+def test_a_cut_is_at_the_byte_and_loses_one_at_least():
+    def ends(size, *shares):
+        return [PlannedFaults({"drop_during_upload": share}).cut(size) for share in shares]
+
+    assert ends(10, 0.0, 0.55, 0.9, 1.0) == [0, 5, 9, 9]
+    assert ends(0, 0.9) + ends(1, 0.9) + ends(2, 0.9) == [0, 0, 1]
+    assert PlannedFaults().cut(10) is None
+
+
+@pytest.mark.parametrize(("size", "silent"), [(0, True), (1, False)])
+def test_of_a_cut_reply_without_a_payload_nothing_is_sent(size, silent):
+    cut = PlannedFaults({"drop_during_upload": 0.5})
+    assert cut.silent(m.Reply(key=KEY, form=[], size=size)) == silent
+
+
+def with_task(part: int = PART) -> p.ClientProtocol:
+    """A process that works on the task KEY."""
+    c = p.ClientProtocol(m.Join(worker="w", ids=[0]), part=part)
+    c.opened(0.0)
+    c.received(WELCOME, None, 0.0)
+    c.ready("L")
+    c.received(m.Task(run="r", inc=1, key=KEY, form=[], size=0), None, 0.0)
+    return c
+
+
+def replied(c: p.ClientProtocol, size: int) -> list[p.Instruction]:
+    form = [m.Field("x", "delta", size, size)]
+    return c.reply(m.Reply(key=KEY, form=form, size=size), Body([bytes(size)]))
+
+
+def passed(cuts: CutUploads, instructions: list[p.Instruction]) -> list[int | p.Booked]:
+    """The bytes of each payload that is sent, and what is booked."""
+    found = []
+    for i in cuts.apply_to(instructions):
+        if isinstance(i, p.Out) and i.body is not None:
+            found.append(len(i.body))
+        elif isinstance(i, p.Booked):
+            found.append(i)
+    return found
+
+
+@pytest.mark.parametrize("end", [0, 5])
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_a_small_upload_is_sent_up_to_its_end_and_once(end, handed_over):
+    """Also one that is handed over within this process."""
+    c = with_task()
+    cuts = CutUploads(c)
+    cuts.plan(KEY, end)
+    out, booked = replied(c, PART)
+    if handed_over:
+        out = p.Out(out.message, Body([bytes(PART)]))
+    assert passed(cuts, [out, booked, out]) == [end, p.Booked("up", KEY, False)]
+    assert passed(cuts, [out]) == [PART]  # nothing is kept of what is over
+
+
+@pytest.mark.parametrize(
+    ("end", "sent"),
+    [(0, []), (PART, [PART]), (PART + 3, [PART, 3]), (3 * PART - 1, [PART, PART, PART - 1])],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_upload_in_parts_is_sent_up_to_its_end_and_its_task_is_over(end, sent, at_once):
+    """However many parts the server asks for."""
+    c = with_task()
+    cuts = CutUploads(c)
+    cuts.plan(KEY, end)
+    assert passed(cuts, replied(c, 3 * PART)) == []
+    found = []
+    for first in [0] if at_once else [0, 1, 2]:
+        pull = m.Pull(run="r", inc=1, key=KEY, first=first, count=3 if at_once else 1)
+        found += passed(cuts, c.received(pull, None, 0.0))
+    assert found == [*sent, p.Booked("up", KEY, False)]
+    assert c.task_state(KEY) is ClientTaskState.GONE
+
+
+def test_an_upload_that_begins_again_over_another_connection_ends_at_the_same_byte():
+    c = with_task()
+    cuts = CutUploads(c)
+    cuts.plan(KEY, PART + 3)
+    replied(c, 2 * PART)
+    c.received(m.Pull(run="r", inc=1, key=KEY, first=0, count=1), None, 0.0)
+    assert passed(cuts, c.closed(1.0)) == [p.Booked("up", KEY, False)]
+    c.opened(2.0)
+    c.received(WELCOME, None, 2.0)
+    pull = m.Pull(run="r", inc=1, key=KEY, first=0, count=2)
+    assert passed(cuts, c.received(pull, None, 2.0)) == [PART, 3, p.Booked("up", KEY, False)]

@@ -97,8 +97,9 @@ def restarted() -> ClientProtocol:
 
 def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     c = restarted()
-    assert c.received(task(3, inc=2), memoryview(bytes(3)), 2.0) == [Booked("down", key())]
-    assert c.received(task(3, inc=2), memoryview(bytes(3)), 2.0) == [Stray("doubled")]
+    again = task(3, inc=2, faults=[m.Fault("pace", 2.0)])  # at its device's pace, as before
+    assert c.received(again, memoryview(bytes(3)), 2.0) == [Booked("down", key())]
+    assert c.received(again, memoryview(bytes(3)), 2.0) == [Stray("doubled")]
     assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
 
 
@@ -154,19 +155,16 @@ def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
     assert [i for i in out if isinstance(i, Cancelled)] == [Cancelled(key())]
 
 
-@pytest.mark.parametrize(
-    ("size", "sent_of_it"),
-    [(0, []), (10, [5]), (3 * m.PART, [m.PART, m.PART // 2])],
-    ids=["nothing to cut", "beside its announcement", "in parts"],
-)
-def test_a_reply_that_is_to_be_cut_is_sent_up_to_there_and_then_forgotten(size, sent_of_it):
+def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_nothing():
     c = working()
-    out = c.reply(*reply(size), share=0.5)
-    if size > m.PART:
-        out += pull(c, 0, 3)
-    assert [len(i.body) for i in out if isinstance(i, Out) and i.body] == sent_of_it
-    assert [i for i in out if isinstance(i, Booked)] == [Booked("up", key(), False)][:size]
-    assert c.task_state(key()) is ClientTaskState.GONE
+    assert sent(c.abandon(key())) == []
+    assert c.reply(*reply(3)) == []
+    assert c.abandon(key()) == []
+    give(c, task(key=key(attempt=1)))
+    c.reply(*reply(2 * m.PART, key(attempt=1)))
+    assert Booked("up", key(attempt=1), False) in c.abandon(key(attempt=1))
+    c.closed(1.0)
+    assert [join.holding for join in sent(c.opened(2.0), m.Join)] == [[]]
 
 
 def test_a_payload_is_let_go_of_once_its_task_is_done():
@@ -187,7 +185,6 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
         {"start": "1-0-0"},
         {"enrol": 1},
         {"evaluates": True},
-        {"faults": [m.Fault("delay", 1.0)]},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -541,13 +538,13 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
     begin(2)
     assert given(1) is first
     assert given(2) is first
-    c.forget(key(2))
+    c.abandon(key(2))
     begin(2, b"other")
     assert given(2, b"b") is not first
     c.reply(*reply(3, key(1)))
     begin(1)
     assert given(1) is not first
-    c.forget(key(1))
+    c.abandon(key(1))
     for client, data in ((0, b"c"), (1, b"d")):  # of which no digest says that they are equal
         begin(client, b"")
         given(client, data)

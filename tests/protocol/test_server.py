@@ -376,17 +376,6 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
     assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
 
 
-def test_planned_faults_are_sent_with_the_first_hand_out_and_a_devices_pace_with_each():
-    s = server()
-    ready(s)
-    planned = spec(0, faults=(m.Fault("delay", 1.0),), pace=(m.Fault("pace", 2.0),))
-    out = s.begin(1, 0, "train", [planned], Rules(), 0.0)
-    out += fails(s, b"1", again=True)
-    kinds = [[f.kind for f in t.faults] for t in sent(out, m.Task)]
-    assert kinds == [["delay", "pace"], ["pace"]]
-    assert [n.fields["kind"] for n in of(out, Note) if n.event == "fault"] == ["delay"]
-
-
 # -- doubled and late ------------------------------------------------------------------------------
 def test_doubled_reply_is_stray():
     s = begun()
@@ -890,20 +879,6 @@ def test_nothing_is_kept_of_progress_that_a_worker_reports_of_clients_of_others(
     assert list(s.roster.workers["w"].doing) == [0]
 
 
-def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
-    specs = [
-        spec(client, cost=9 - client, lost=kind, faults=(m.Fault(kind, 0.5),))
-        for client, kind in enumerate(("drop_before_sending", "drop_during_upload"))
-    ]
-    s = begun([*specs, spec(2), spec(3)], Rules(closed=3.0))
-    # The worker forgot the first, which is at the head of its queue as far as the server knows.
-    assert s.roster.workers["w"].queue == [0, 1]
-    assert sent(say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab")), m.Pull) == []
-    assert of(s.tick(3.0), Resolved) == [Resolved(key(0), "lost: drop_before_sending")]
-    assert of(s.tick(4.9), Resolved) == []
-    assert of(s.tick(5.0), Resolved) == [Resolved(key(1), "lost: drop_during_upload")]
-
-
 @pytest.mark.parametrize("died", ["with its task", "before its task", "silently before it"])
 def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
     """Its connection may be away for ever, and the worker in its place is ready."""
@@ -1117,16 +1092,6 @@ def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_i
     assert sent(say(s, b"2", reply), m.Pull)
     out = part(s, b"2", data=b"ab")
     assert [(i.offset, i.size) for i in of(out, Store)] == [(0, 4)]
-
-
-def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
-    s = server(1)
-    ready(s)
-    s.begin(1, 0, "train", [spec(0, lost="a planned fault")], Rules(closed=10.0, silent=None), 50.0)
-    assert of(s.tick(59.0), Resolved) == []
-    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 59.0)
-    assert of(s.tick(68.0), Resolved) == []
-    assert [i.reason for i in of(s.tick(69.0), Resolved)] == ["lost: a planned fault"]
 
 
 def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answered():

@@ -1,19 +1,13 @@
-"""The window that the parts of a payload are sent in, and planned cuts."""
+"""The window that the parts of a payload are sent in, and where it ends early."""
 
 from __future__ import annotations
 
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
+from fednet.protocol.transfers import WINDOW, Receiving, Sending
 from fednet.wire.codec import Body
 from tests.protocol.net import PART
-
-
-# -- a planned cut ---------------------------------------------------------------------------------
-def test_a_cut_is_at_the_byte_and_loses_one_at_least():
-    assert [before_cut(10, s) for s in (0.0, 0.55, 0.9, 1.0)] == [0, 5, 9, 9]
-    assert [before_cut(n, 0.9) for n in (0, 1, 2)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -26,37 +20,25 @@ def test_a_cut_is_at_the_byte_and_loses_one_at_least():
         (3 * PART - 1, [PART, PART, PART - 1]),
     ],
 )
-def test_a_sender_sends_up_to_its_cut_and_the_receiver_asks_for_no_more(until, sent):
+def test_a_sender_sends_up_to_where_its_receiver_is_gone(until, sent):
     body = bytes(range(256)) * (3 * PART // 256 + 1)
-    sending, size = Sending(Body([body[: 3 * PART]]), PART, until=until), 3 * PART
-    receiving = Receiving(size, PART, short=until)
-    first, count = receiving.grant()
+    sending = Sending(Body([body[: 3 * PART]]), PART, until=until)
+    first, count = Receiving(3 * PART, PART).grant()
     parts = sending.pulled(first, count)
     assert [len(data) for _, data in parts] == sent
     assert b"".join(bytes(data) for _, data in parts) == body[:until]
     assert sending.cut
     assert not sending.whole
-    for index, data in parts:
-        assert receiving.take(index, data) == index * PART
-        assert receiving.ended == (len(data) < PART)
-    assert not receiving.whole
-    if receiving.ended:
-        assert receiving.ahead == 0
-        assert receiving.grant() is None
 
 
-def test_a_part_that_is_short_elsewhere_than_at_the_planned_cut_is_refused():
-    receiving = Receiving(3 * PART, PART, short=PART + 3)
+def test_a_part_that_is_short_is_refused_and_changes_nothing():
+    receiving = Receiving(3 * PART, PART)
     receiving.grant()
     part = memoryview(bytes(PART))
-    with pytest.raises(RemoteProtocolError, match=f"part 0 of 3 bytes, expected part 0 of {PART}"):
-        receiving.take(0, part[:3])
-    assert receiving.take(0, part) == 0
-    with pytest.raises(RemoteProtocolError, match=f"part 1 of 4 bytes, expected part 1 of {PART}"):
-        receiving.take(1, part[:4])
-    assert not receiving.ended
-    assert receiving.take(1, part[:3]) == PART
-    assert receiving.ended
+    for index in range(2):
+        with pytest.raises(RemoteProtocolError, match=f"of 3 bytes, expected part {index}"):
+            receiving.take(index, part[:3])
+        assert receiving.take(index, part) == index * PART
 
 
 def test_a_part_that_was_not_granted_is_refused():

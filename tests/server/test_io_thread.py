@@ -25,6 +25,7 @@ from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
 from fednet.server.clients import Clients, DataSizes
 from fednet.server.events import Events
+from fednet.server.faulty import FaultyServerProtocol, FaultySpec
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels
 from fednet.server.io import ServerIO
 from fednet.server.watch import Hosting, Watch
@@ -63,12 +64,14 @@ class Work:
         return EncodedReply(reply, sent)
 
 
-def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
+def made_io(
+    tmp_path, transport, clients=2, pump=None, curve=False, server=1, protocol=ServerProtocol
+):
     """Returns the I/O of the nth server of a run, the rows of its book and its events."""
     rows, notes = [], []
     journal = journal_in(tmp_path / "inbox", rows, server)
     of_it = {"run": "run", "inc": server, "name": "n", "config": "x" * 2000, "beat_s": 0.2}
-    protocol = ServerProtocol(
+    machine = protocol(
         "run",
         server,
         clients,
@@ -85,7 +88,7 @@ def made_io(tmp_path, transport, clients=2, pump=None, curve=False, server=1):
     )
     inbox = Inbox(tmp_path / "inbox", journal, lambda replies, bodies: [None] * len(replies))
     events = Events(lambda event, fields: notes.append((event, fields)))
-    return ServerIO(protocol, transport, link, inbox, events, pump), rows, notes
+    return ServerIO(machine, transport, link, inbox, events, pump), rows, notes
 
 
 def clients_of(io, tmp_path, **rules):
@@ -408,7 +411,7 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
 
     def next_round(round: int, **cut) -> None:
         form, check = [m.Field("x", "state", 10, 10)], body.check()
-        specs = [TaskSpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
+        specs = [FaultySpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
         clients.open((round, 0, "train"), specs)
         for _ in range(2):
             until(lambda: clients.io.outcomes, clients.io.rest)
@@ -419,7 +422,7 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
     next_round(2)
     both.io.close(over=False, linger_s=0)
     pump = both.io._pump_clients
-    io, *_ = made_io(tmp_path, network.server(), 2, pump, server=2)
+    io, *_ = made_io(tmp_path, network.server(), 2, pump, server=2, protocol=FaultyServerProtocol)
     clients = clients_of(io, tmp_path, closed=0.02)
     next_round(3, faults=[m.Fault("drop_during_upload", 0.5)], lost="drop_during_upload")
     next_round(4)

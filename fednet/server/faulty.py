@@ -1,0 +1,131 @@
+"""The planned faults of clients around the server's protocol, which knows nothing of them.
+
+The server plans which fault strikes whom. So it sends them with the tasks (`client/faults.py` acts
+them out), and knows beforehand which tasks bring no reply, or only a part of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fednet.errors import RemoteProtocolError
+from fednet.protocol.server import ServerProtocol
+from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState
+from fednet.protocol.tasks import TaskSpec, TrackedTask
+from fednet.protocol.transfers import Receiving
+from fednet.protocol.workers import ClientProcess
+from fednet.wire import messages as m
+from fednet.wire.codec import Content
+from fednet.wire.messages import Fault
+
+
+class FaultySpec(TaskSpec):
+    """What one client is asked to do, and what disturbs it."""
+
+    faults: Sequence[Fault] = ()
+    """Planned; sent with the first hand-out."""
+    lost: str = ""
+    """The kind of the one of them after which no reply will come."""
+    pace: Sequence[Fault] = ()
+    """How long the client's device takes, at each hand-out."""
+
+    def cut(self, size: int) -> int | None:
+        """Bytes of a reply of so many that come before its upload is cut; None: it is not."""
+        for fault in self.faults:
+            if fault.kind == self.lost == "drop_during_upload":
+                return fault.cut(size)
+        return None
+
+
+class FaultyServerProtocol(ServerProtocol):
+    """All its tasks are `FaultySpec`. One whose reply will be lost is handed out once, and waited
+    for as long as for the client of a closed connection; its worker goes on with other clients.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._struck: dict[int, int] = {}  # by client: the place of the task that had its faults
+
+    def _message(self, t: TrackedTask) -> m.Task:
+        spec = _spec(t)
+        faults = list(spec.pace)
+        if self._struck.get(spec.client) != t.place:
+            self._struck[spec.client] = t.place
+            faults = [*spec.faults, *faults]
+            for f in spec.faults:
+                self._note(
+                    "fault",
+                    round=t.key.round,
+                    client=spec.client,
+                    kind=f.kind,
+                    amount=f.amount,
+                    worker=t.worker,
+                )
+        return msgspec.structs.replace(super()._message(t), faults=faults)
+
+    # -- what comes of an upload that is cut -------------------------------------------------------
+    def _reply(
+        self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Content | None
+    ) -> str:
+        t = self._current(reply.key)
+        handed = t is not None and t.worker == worker.name and t.status is TaskState.HANDED
+        if t is None or not handed or body is None or len(body) != _spec(t).cut(reply.size):
+            return super()._reply(conn, worker, reply, body)
+        if sum(f.size for f in reply.form) != reply.size:
+            raise RemoteProtocolError("reply: announced sizes do not agree")
+        self._declared(t.key, reply.form, t.spec.evaluates)
+        self._change(t, TaskEvent.ANNOUNCED)
+        t.run(self.now)
+        t.reply = reply
+        t.up_conn = conn
+        t.heard = self.now
+        t.up = Receiving(reply.size, self.part)  # of which nothing is asked for
+        self._assign(worker)
+        return ""
+
+    def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
+        t = self._current(part.key)
+        coming = t is not None and t.status is TaskState.ARRIVING and t.up_conn == conn
+        if t is None or not coming or t.up is None or body is None:
+            return super()._part(conn, part, body)
+        in_turn = part.index == t.up.got < t.up.granted
+        ends = part.index * self.part + len(body) == _spec(t).cut(t.up.size)
+        if not in_turn or not ends or len(body) == self.part:
+            return super()._part(conn, part, body)
+        t.heard = self.now
+        t.up.granted = t.up.got  # the rest is not asked for
+        self._wanting.pop(t.spec.client, None)
+        self._grant()
+        return ""
+
+    # -- a task without a reply --------------------------------------------------------------------
+    def _take_back(
+        self,
+        t: TrackedTask,
+        event: TaskEvent,
+        reason: str,
+        same_attempt: bool = False,
+        died: bool = False,
+        reply: str = "",
+    ) -> None:
+        lost = _spec(t).lost
+        if lost:
+            self._change(t, event, f"lost: {lost}", TaskState.DROPPED, reply)
+        else:
+            super()._take_back(t, event, reason, same_attempt, died, reply)
+
+    def _expire(self) -> None:
+        super()._expire()
+        for t in self.open():
+            lost = _spec(t).lost
+            running = t.status in WITH_WORKER and t.running
+            if lost and running and self._too_long(t.heard, self.rules.closed):
+                self._change(t, TaskEvent.CANCELLED, f"lost: {lost}")
+
+
+def _spec(t: TrackedTask) -> FaultySpec:
+    assert isinstance(t.spec, FaultySpec)
+    return t.spec
