@@ -50,7 +50,9 @@ STEPS = (
 
 @dataclass
 class Server:
-    """What a server knows that writes such events. down, up: by task, the connections."""
+    """What a server knows that writes such events. down, up: by task, the connections. settled:
+    tasks with a verdict, which this process gives to nobody again.
+    """
 
     events: list[Event] = field(default_factory=lambda: [Started(1)])
     incarnation: int = 1
@@ -60,12 +62,14 @@ class Server:
     down: dict[Key, bytes] = field(default_factory=dict)
     up: dict[Key, bytes] = field(default_factory=dict)
     accepted: list[Key] = field(default_factory=list)
+    settled: set[Key] = field(default_factory=set)
     numbers: int = 0
 
     def step(self, kind: str, client: int, n: int) -> None:
         conn = CONNS[client % 2]
         key = Key(self.round, 0, 0, client)
-        if kind == "task" and key not in self.down and key not in self.accepted:
+        known = key in self.down or key in self.accepted or key in self.settled
+        if kind == "task" and not known:
             self.down[key] = conn
             self.events.append(Crossed((conn, "down", "task", key), "task", 5, {"state": n}, n))
         elif kind == "part" and key in self.down:
@@ -89,6 +93,7 @@ class Server:
                 reason = "left out" if (n + k // 2) % 3 == 0 else ""
                 replies.append((whose, reason, n + k if n % 2 else None))
             self.events.append(Verdict(replies))
+            self.settled.update(settled)
         elif kind == "cohort":
             for other in range(client + 1):
                 for part in ("task", "reply", "accept"):
@@ -119,7 +124,7 @@ class Server:
             self.round += 1
         elif kind == "restart":
             self.incarnation += 1
-            self.down, self.up, self.accepted = {}, {}, []
+            self.down, self.up, self.accepted, self.settled = {}, {}, [], set()
             self.events.append(Started(self.incarnation, self.saved))
             self.round = (self.saved or 0) + 1
 
