@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import mmap
 import time
@@ -28,7 +29,7 @@ FROM_BYTES = 4 << 20  # smaller ones find room anywhere
 KEPT = 5
 # Bytes of these. Of a larger model each idle array would be a further copy, and to take new memory
 # of the system costs little beside what is done with so much.
-KEPT_BYTES = 512 << 20
+KEPT_BYTES = 320 << 20
 COLLECTED = (250_000, 20, 50)  # see `gc.set_threshold`
 COLLECTED_S = 60.0  # and at the end of a round after so long
 
@@ -100,6 +101,19 @@ def _give_back(array: Array) -> None:
 def give_back_idle() -> None:
     """Gives the system the arrays that nobody holds: what follows takes others."""
     _idle.clear()
+
+
+def give_back_read(array: Array) -> None:
+    """Gives the system the memory of a contiguous array, or of a part of one, that nobody writes to
+    and that was read for the last time. Mapped bytes of a file are read from it again, should
+    somebody need them; any other array is zeros then.
+    """
+    begin, _ = array.__array_interface__["data"]
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    after = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < after:
+        where = ctypes.c_void_p(first), ctypes.c_size_t(after - first)
+        ctypes.CDLL(None).madvise(*where, mmap.MADV_DONTNEED)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,13 @@ once.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+from fednet import buffers, proc
 from fednet.tensors import (
     CHUNK,
     Layout,
@@ -16,8 +20,9 @@ from fednet.tensors import (
     TwoSums,
     blockwise,
     dot,
+    sums,
 )
-from fednet.tensors.values import BLOCK
+from fednet.tensors.values import BLOCK, PIECE
 
 SIZES = (5, CHUNK, 2 * CHUNK + 7, BLOCK + 7)
 
@@ -73,6 +78,36 @@ def test_a_sum_steps_as_its_mean_does(n):
         assert torch.equal(step.buffers, total.mean().buffers)
         assert torch.equal(step.counters, torch.tensor([3]))
     assert torch.equal(total.step(x, divisor=9).vector, x.vector + total.total(9).vector)
+
+
+@pytest.mark.parametrize("most", [0, buffers.KEPT_BYTES])
+@pytest.mark.parametrize("n", SIZES)
+def test_a_sum_is_spent_for_its_mean_and_empty_then(n, most, monkeypatch):
+    monkeypatch.setattr(buffers, "KEPT_BYTES", most)
+    monkeypatch.setattr(sums, "PIECE", CHUNK // 2 + 3)
+    total = Sum.empty().add(tensors(n, 1, 3), 2.0).add(tensors(n, 2, 3), 3.0)
+    expected = total.mean()
+    found = total.spend()
+    assert found.layout == expected.layout
+    for part in ("vector", "buffers", "counters"):
+        assert torch.equal(getattr(found, part), getattr(expected, part))
+    assert (total.weight, total.count) == (0.0, 0)
+    with pytest.raises(ValueError, match="empty"):
+        total.mean()
+    again = total.add(tensors(n, 1, 3), 2.0)
+    assert torch.equal(again.mean().vector, tensors(n, 1).vector)
+
+
+def test_a_large_sum_and_its_mean_take_no_more_memory_than_the_sum(monkeypatch):
+    monkeypatch.setattr(buffers, "KEPT_BYTES", 1 << 20)
+    n = 8 * PIECE
+    total = Sum.empty().add(Tensors.zeros(Layout((Slot("w", (n,), "parameter"),))))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is as much as is used now
+    used = proc.memory_bytes(os.getpid(), "status", "VmHWM")
+    mean = total.spend()
+    assert len(mean.vector) == n
+    more = proc.memory_bytes(os.getpid(), "status", "VmHWM") - used
+    assert more < 4 * n / 2  # half of the mean
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
+from fednet import buffers
 from fednet.tensors.layout import Layout
-from fednet.tensors.values import Tensors, accumulate, blockwise
+from fednet.tensors.values import PIECE, Tensors, accumulate, blockwise, room
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,11 +70,33 @@ class Sum:
         """Returns sum of weight * x over the sum of weights."""
         return self.total(self.weight)
 
+    def spend(self) -> Tensors:
+        """Returns the mean, and leaves the sum empty. A large one gives its memory back while it is
+        read, so that sum and mean together take no more than the sum did.
+        """
+        total = self.vector
+        if total.device.type != "cpu" or total.nbytes <= buffers.KEPT_BYTES:
+            mean = self.mean()
+        else:
+            vector = room(len(total), torch.float32)
+            for into, part in zip(vector.split(PIECE), total.split(PIECE)):
+                into.copy_(self._over(part, self.weight))
+                buffers.give_back_read(part.numpy())
+            mean = self.around(vector)
+        none = Sum.empty()
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, getattr(none, field.name))
+        return mean
+
     def total(self, divisor: float = 1.0) -> Tensors:
         """Returns sum of weight * x, over `divisor` (SCAFFOLD's N). Buffers are averaged all the
         same.
         """
-        return self.around(blockwise(lambda total: (total / divisor).float(), self.vector))
+        return self.around(self._over(self.vector, divisor))
+
+    @staticmethod
+    def _over(total: torch.Tensor, divisor: float) -> torch.Tensor:
+        return blockwise(lambda part: (part / divisor).float(), total)
 
     def step(self, x: Tensors, rate: float = 1.0, divisor: float | None = None) -> Tensors:
         """Returns x + rate * mean in one pass, with the buffers of the mean; `divisor` as in

@@ -31,6 +31,7 @@ CHUNK = 1 << 16
 # Elements that are computed at once where no bits depend on it; on a GPU, where each call costs.
 BLOCK = 1 << 18
 GPU_BLOCK = 1 << 25
+PIECE = 1 << 22  # elements after which memory that was read for the last time is given back
 FLOAT32_MOST = torch.finfo(torch.float32).max
 # Devices that the host waits for when it reads a value: there a norm that is known counts until
 # torch writes to the vector. On a processor NumPy may write to it, which leaves no trace.

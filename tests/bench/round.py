@@ -99,13 +99,12 @@ def scale(work: Workload, repeat: int, out: Path, workers: int | None = None) ->
     """How a round and the server's memory grow; no floor."""
     workers = workers or placement.cores()
     runs = [fednet(work, out / f"{work.name}-{k}", workers) for k in range(repeat)]
+    own = ("seconds", "server_cpu_s", "server_peak_mb", "server_pss_mb", "client_pss_mb")
     return {
         "workload": work.name,
         "what": work.text,
-        **{
-            name: spread([r[name] for r in runs])
-            for name in ("seconds", "server_cpu_s", "server_peak_mb")
-        },
+        "payload_mb": runs[0]["payload_mb"],
+        **{name: spread([r[name] for r in runs]) for name in own},
     }
 
 
@@ -113,7 +112,9 @@ def scale_lines(r: JsonMapping) -> list[str]:
     return [
         f"{r['workload']:7} {cell(r, 'seconds', 2)} s a round, of the server's processor "
         f"{cell(r, 'server_cpu_s')} s; its peak memory {cell(r, 'server_peak_mb', 0)} MB   "
-        f"{r['what']}"
+        f"{r['what']}",
+        f"        PSS at most {cell(r, 'server_pss_mb', 0)} MB in the server, and "
+        f"{cell(r, 'client_pss_mb', 0)} in a worker; a client is sent {r['payload_mb']:.1f} MB",
     ]
 
 

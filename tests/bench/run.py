@@ -108,15 +108,21 @@ def fednet(
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
     pss, peak, looks = 0, 0, list[tuple[float, float, float]]()
+    server = server_pss = client_pss = 0
     try:
         while process.poll() is None and time.time() < begun + seconds:
             everyone, own = list(family(process.pid)), 0.0
-            if not untimed <= done() < timed:
-                pss = max(pss, pss_bytes(everyone))
             if (run / "server.json").exists():
                 server = json.loads((run / "server.json").read_text())["pid"]
                 peak = max(peak, memory_bytes(server, "status", "VmHWM"))
                 own = processor_seconds(server)
+            if not untimed <= done() < timed:
+                each = {pid: pss_bytes([pid]) for pid in everyone}
+                pss = max(pss, sum(each.values()))
+                del each[process.pid]
+                server_pss = max(server_pss, each.pop(server, 0))
+                if server:
+                    client_pss = max([client_pss, *each.values()])
             looks.append((time.time(), sum(map(processor_seconds, everyone)), own))
             time.sleep(LOOK_S)
     finally:
@@ -143,6 +149,9 @@ def fednet(
         "seconds": statistics.median(each),
         "server_cpu_s": own * statistics.mean(each),
         "pss_mb": pss / 1e6,
+        "server_pss_mb": server_pss / 1e6,
+        "client_pss_mb": client_pss / 1e6,
+        "payload_mb": rounds[-1]["bytes_down"] / work.per_round / 1e6,
         "server_peak_mb": peak / 1e6,
         "first_task_s": ready - begun,
         "first_model_s": ends[0] - begun,

@@ -13,6 +13,7 @@ LOGISTIC = {"name": "mlp", "hidden": []}
 MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
 BIG_MLP = {"name": "mlp", "hidden": [11_000, 11_000]}  # 155 M parameters, 620 MB
+HUGE_MLP = {"name": "mlp", "hidden": [17_900, 17_900]}  # 376 M parameters, 1.5 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ ALL = (
     *(Workload(f"P{n}", MLP, n, n, 8, **ONE_STEP, rounds=3) for n in (8, 32, 128)),
     *(Workload(f"N{n}", LENET, n, 20, 5, **ONE_STEP, rounds=20) for n in (100, 1000, 10_000)),
     Workload("L", BIG_MLP, 3, 3, 8, **ONE_STEP, rounds=1),  # a model of 620 MB
+    Workload("XL", HUGE_MLP, 3, 3, 8, **ONE_STEP, rounds=1),  # a model of 1.5 GB: 20 GB of memory
     # What `pack` trains, for as many clients as it is asked for.
     Workload("cnn", LENET, 10, 10, 1024),
     Workload("mlp", MLP, 10, 10, 48, 8),
