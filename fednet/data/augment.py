@@ -6,7 +6,7 @@ Random numbers are drawn on the CPU, so they are the same for every device. Pixe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -75,18 +75,16 @@ def get(name: str) -> Augmentation | None:
 
 
 def check(name: str, data: Data) -> None:
-    """Raises ConfigError if the augmentation is unknown, the samples are not images, or their
-    targets cannot be moved with them.
+    """Raises ConfigError if the augmentation is unknown, the samples are not images of its size, or
+    their targets cannot be moved with them.
     """
     x, y = data.train
     change = get(name)
     if change is None:
         return
-    if isinstance(x, dict) or x.ndim != 4:
-        what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"
-        raise ConfigError(
-            f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none."
-        )
+    if isinstance(x, dict):
+        raise ConfigError(_not_images(name, "a dict"))
+    check_shape(name, x.shape[1:])
     if y.ndim > 2 and (y.ndim > 4 or y.shape[-2:] != x.shape[-2:]):
         raise ConfigError(
             f"data.augment: {name} moves pixels, and targets of shape {list(y.shape[1:])} cannot "
@@ -98,3 +96,24 @@ def check(name: str, data: Data) -> None:
             f"data.augment: {name} pads images, and values have no mark for a pixel without a "
             f"target; use flip or crop_reflect_flip."
         )
+
+
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Raises ConfigError if the augmentation is unknown, or samples of that shape are not images of
+    its size.
+    """
+    change = get(name)
+    if change is None:
+        return
+    if len(shape) != 3:
+        raise ConfigError(_not_images(name, f"of shape {list(shape)}"))
+    if change is crop_reflect_flip and min(shape[1:]) <= PAD:
+        raise ConfigError(
+            f"data.augment: {name} mirrors {PAD} pixels at each side, and images of shape "
+            f"{list(shape)} have too few; use crop_flip, or images of {PAD + 1} by {PAD + 1} "
+            f"pixels or more."
+        )
+
+
+def _not_images(name: str, what: str) -> str:
+    return f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none."

@@ -362,6 +362,7 @@ def _build_around_data(
     else:
         input_shape, declared, outputs = site.declared_form(config.data)
         classes = declared or 0
+        augment.check_shape(config.data.augment, input_shape)
     first, *others = parts.each_model(config)
     begun = start(first, input_shape, outputs, given)
     starts = [begun, *(start(own, input_shape, outputs) for own in others)]

@@ -80,3 +80,11 @@ def test_unknown_augmentations_and_samples_that_are_no_images_are_refused():
     check("none", flat)
     with pytest.raises(ConfigError, match=r"a sample here is of shape \[3\]"):
         check("flip", flat)
+
+
+def test_images_without_the_pixels_that_are_mirrored_are_refused():
+    five, four = (Data(train=(np.zeros((2, 1, 9, n)), np.zeros(2))) for n in (5, 4))
+    check("crop_reflect_flip", five)
+    check("crop_flip", four)
+    with pytest.raises(ConfigError, match=r"images of shape \[1, 9, 4\] have too few"):
+        check("crop_reflect_flip", four)

@@ -244,6 +244,13 @@ def test_without_data_counts_are_those_of_the_declared_classes_and_others_are_re
         more("f1_macro", {"classes": 50_000})
 
 
+def test_without_data_an_augmentation_is_held_against_the_declared_shape():
+    """As at a server whose sites bring their own data: each client's first task failed."""
+    site = {"dataset": "site", "shape": [4], "classes": 3, "augment": "flip"}
+    with pytest.raises(ConfigError, match=r"data\.augment: flip is for images"):
+        build(from_mapping({**mapping(), "data": site}))
+
+
 def test_floats_are_fine_as_targets_of_regression():
     assert build(from_mapping(mapping(kind="floats", task="regression"))).data.classes is None
 
