@@ -470,6 +470,7 @@ class ServerProtocol:
                 self._take_back(t, TaskEvent.MISSING, "lost", same_attempt=True)
             else:
                 unwanted.discard(t.key)
+        self._run_next(worker)  # it may have another number of slots than before
         # Tasks of an earlier server are not cancelled: this one may ask for the same.
         if join.inc == self.incarnation:
             for key in sorted(unwanted):

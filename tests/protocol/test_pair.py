@@ -16,6 +16,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.books import open_accounts, useful
 from tests.protocol.net import PART, Net, form, machine, spec
+from tests.protocol.test_handing import idle
 
 SAME = (
     "round",
@@ -226,9 +227,11 @@ def test_client_refused_for_good_is_turned_away_even_when_ready():
 
 
 class Federation(RuleBasedStateMachine):
-    """Random runs: several workers that host the same ids, cuts, silence, lost, doubled and swapped
-    messages, refused replies, deadlines and first-k. A phase always ends, and the books are in
-    order then.
+    """Random runs: several workers that host the same ids, come, leave and come back with what
+    they had or without it, and whose keys are revoked; cuts, silence, lost, doubled and swapped
+    messages, replies that are refused or that nobody asked for any more, states that are not
+    there, deadlines, first-k and phases that are cancelled. A phase always ends, and the books are
+    in order then.
     """
 
     CLIENTS = 4
@@ -238,10 +241,17 @@ class Federation(RuleBasedStateMachine):
         first=st.sampled_from([None, None, 2]),
         closed=st.sampled_from([0.0, 3.0]),
         alike=st.booleans(),
+        bound=st.booleans(),
     )
-    def start(self, deadline, first, closed, alike):
+    def start(self, deadline, first, closed, alike, bound):
+        self.bound = bound
         self.alike = alike
-        self.net = Net(self.CLIENTS)
+        self.revoked = set()
+        self.was_revoked = False
+        self.net = Net(
+            self.CLIENTS,
+            key_refusal=lambda user, client: "key revoked" if client in self.revoked else "",
+        )
         self.net.first = first
         self.rules = Rules(deadline=deadline, closed=closed, silent=10.0, join=30.0)
         self.round, self.faults, self.sent = 0, 0, {}
@@ -253,7 +263,10 @@ class Federation(RuleBasedStateMachine):
 
     def next_phase(self):
         self.round += 1
-        self.specs = {i: spec(i, size, cost=i) for i, size in enumerate((5, 20, 0, 45))}
+        self.specs = {
+            i: spec(i, size, cost=i, start="1-0-0", bound=self.bound and i < 2)
+            for i, size in enumerate((5, 20, 0, 45))
+        }
         if self.alike:  # a broadcast, beside one that is a client's own
             body = Body([bytes(range(self.round, self.round + 45))])
             for i in (0, 2, 3):
@@ -273,6 +286,18 @@ class Federation(RuleBasedStateMachine):
     @rule()
     def all_arrives(self):
         self.net.settle()
+        self.nobody_works_for_nothing()
+
+    def nobody_works_for_nothing(self):
+        """As far as no message was lost and no key was revoked."""
+        if self.rules.deadline is not None or self.was_revoked:
+            return
+        tasks = self.net.server.tasks
+        for site in self.net.sites:
+            if site.protocol.state is ClientState.READY and not site.hushed:
+                for key in site.given:
+                    t = tasks[key.client]
+                    assert (t.key, t.worker) == (key, site.name)
 
     @rule(who=st.integers(0, 2))
     def connect(self, who):
@@ -285,15 +310,72 @@ class Federation(RuleBasedStateMachine):
         self.faults += 1
         self.net.cut(self.net.sites[who])
 
-    @rule(who=st.integers(0, 2))
-    def forget(self, who):
-        """The process is killed, and another takes its place."""
+    @rule(who=st.integers(0, 2), again=st.booleans(), fewer=st.booleans(), back=st.booleans())
+    def forget(self, who, again, fewer, back):
+        """The process is killed, and another takes its place, perhaps under its name."""
         self.faults += 1
         old = self.net.sites[who]
         self.net.cut(old)
+        ids = old.protocol.join.ids
         self.net.sites[who] = type(old)(
-            self.net, old.name + "'", old.protocol.join.ids, old.protocol.join.slots
+            self.net,
+            old.name if again else old.name + "'",
+            ids[:1] if fewer else ids,
+            old.protocol.join.slots,
         )
+        if back:
+            self.connect(who)
+            self.net.settle()
+
+    @rule(who=st.integers(0, 2))
+    def leave(self, who):
+        """It ends by itself, and another takes its place."""
+        self.faults += 1
+        site = self.net.sites[who]
+        site.do(site.protocol.leave("site policy"))
+        self.net.settle()
+        self.forget(who, again=True, fewer=False, back=False)
+
+    @rule(who=st.integers(0, 2))
+    def come_back_over_another_connection(self, who):
+        """Before the server knows that the last one has ended."""
+        self.faults += 1
+        site = self.net.sites[who]
+        if site.conn and site.protocol.state is not ClientState.OVER:
+            old = site.conn
+            site.up.clear()
+            site.down.clear()
+            site.link.ended(b"")
+            site.do(site.protocol.closed(self.net.now))
+            site.link.closed(b"")
+            del self.net.by_conn[old]
+            self.net.connect(site)
+            self.net.settle()
+            self.net.do(self.net.server.closed(old, self.net.now))
+            self.net.link.closed(old, awaited=True)
+
+    @rule(client=st.integers(0, 3), revoked=st.booleans())
+    def revoke(self, client, revoked):
+        self.faults += 1
+        self.was_revoked = True
+        (self.revoked.add if revoked else self.revoked.discard)(client)
+
+    @rule(who=st.integers(0, 2), slots=st.integers(1, 3))
+    def take_more_at_once(self, who, slots):
+        site = self.net.sites[who]
+        site.do(site.protocol.at_once(slots))
+
+    @rule(who=st.integers(0, 2), client=st.integers(0, 3))
+    def upload(self, who, client):
+        """A reply is on its way to a slow link."""
+        site = self.net.sites[who]
+        site.do(site.protocol.uploading(client))
+
+    @rule()
+    def cancel(self):
+        self.faults += 1
+        self.net.do(self.net.server.cancel("enough", self.net.now))
+        assert self.over()
 
     @rule(who=st.integers(0, 2), hushed=st.booleans())
     def hush(self, who, hushed):
@@ -319,17 +401,34 @@ class Federation(RuleBasedStateMachine):
             self.sent[key, site.name] = payload
             site.answer(key, payload)
 
-    @rule(who=st.integers(0, 2), again=st.booleans())
-    def fail(self, who, again):
+    @rule(who=st.integers(0, 2), again=st.booleans(), lacks=st.booleans())
+    def fail(self, who, again, lacks):
         site = self.net.sites[who]
         if site.given:
             key = min(site.given)
             del site.given[key]
-            site.do(site.protocol.failed(key, "broken", again))
+            site.do(site.protocol.failed(key, "broken", again, lacks))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
     def time_passes(self, seconds):
         self.net.pass_time(seconds)
+        self.nothing_waits_without_need()
+
+    def nothing_waits_without_need(self):
+        """As far as the server knows when its time has passed."""
+        server = self.net.server
+        assert idle(server) == []
+        workers = server.roster.workers
+        for t in server.open():
+            if t.status in WITH_WORKER:
+                worker = workers[t.worker]
+                assert worker.conn is not None or worker.gone_at is not None
+                if worker.here:
+                    assert server.now - worker.heard <= self.rules.silent
+                else:
+                    assert worker.gone_at > server.now - self.rules.closed
+                if t.running and self.rules.deadline is not None:
+                    assert server.now - t.since < self.rules.deadline
 
     @precondition(lambda self: self.rules.deadline is not None)
     @rule(
@@ -374,8 +473,27 @@ class Federation(RuleBasedStateMachine):
                 assert self.net.server.tasks[client].status in WITH_WORKER
             assert len(worker.queue) == len(set(worker.queue))
         # Nobody is asked twice at a time.
-        asked = [c for worker in self.net.server.roster.workers.values() for c in worker.queue]
+        server = self.net.server
+        workers = server.roster.workers
+        asked = [c for worker in workers.values() for c in worker.queue]
         assert len(asked) == len(set(asked))
+        # A worker has the tasks that it was handed and has not answered in full, and no others.
+        for name, worker in workers.items():
+            mine = [t for t in server.tasks.values() if t.worker == name]
+            assert worker.held == {t.spec.client for t in mine if t.status in WITH_WORKER}
+            assert set(worker.queue) <= worker.held
+            assert worker.held <= worker.ids | worker.left_out
+            assert all(server.tasks[c].running for c in worker.queue[: worker.slots])
+        # What is known of all is what is known of each.
+        ready = [worker for worker in workers.values() if worker.ready]
+        assert server.roster.present() == {i for worker in ready for i in worker.ids}
+        free = [worker.slots for worker in ready if len(worker.queue) <= worker.slots]
+        assert server.roster.free_slots == sum(free)
+        assert {x.conn: x for x in workers.values() if x.conn is not None} == server.roster.by_conn
+        # A client process works on what it was given and has not answered.
+        for site in self.net.sites:
+            states = [site.protocol.task_state(key) for key in site.given]
+            assert set(states) <= {ClientTaskState.WORKING}
 
     def check_end(self):
         net = self.net
@@ -401,6 +519,7 @@ class Federation(RuleBasedStateMachine):
         if not hasattr(self, "net"):
             return
         net = self.net
+        self.revoked.clear()
         for site in net.sites:
             site.hushed = False
         for _ in range(200):  # all work honestly from here on: the phase must end

@@ -864,6 +864,16 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     assert s.roster.workers["w"].slots == 3
 
 
+def test_a_worker_that_is_back_with_more_slots_runs_what_lay_ready():
+    s = begun([spec(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0))
+    assert s.roster.workers["w"].queue == [0, 1]
+    session = s.roster.workers["w"].session
+    holding = [key(0), key(1)]
+    ready(s, b"2", ids=range(4), now=5.0, inc=1, slots=2, session=session, holding=holding)
+    assert of(s.tick(14.9), Resolved) == [Resolved(key(0), "deadline")]
+    assert of(s.tick(15.0), Resolved) == [Resolved(key(1), "deadline")]
+
+
 def test_all_workers_hear_of_the_end():
     end = m.End(run="r", inc=1, over=False, reason="stopped")
     s = begun()
