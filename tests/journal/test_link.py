@@ -14,7 +14,7 @@ from fednet.journal.link import NOBODY, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
-from tests.books import booked, left, open_accounts
+from tests.books import each, open_accounts
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
@@ -295,44 +295,105 @@ HAPPENS = st.tuples(
 )
 
 
+class Side:
+    """Whom the bytes at one end belong to, by the rules that users read: a payload's parts to its
+    announcement, with their pulls beside them; heartbeats, and what cannot be used, to their
+    connection, of strangers to all strangers; every other message to itself.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[object, ...], int] = {}  # bytes, by connection, direction and type
+        self.rows = Counter[tuple[object, ...]]()
+        self.strangers = set[bytes]()
+
+    def whose(self, conn: bytes) -> bytes:
+        return NOBODY if conn in self.strangers else conn
+
+    def adds(self, name: tuple[object, ...], nbytes: int) -> None:
+        self.open[name] = self.open.get(name, 0) + nbytes
+
+    def row(
+        self, direction: str, type: str, key: object, nbytes: int, useful: bool, reason: str = ""
+    ) -> None:
+        client = key.client if isinstance(key, m.Key) else -1
+        if isinstance(key, m.Key) and key.purpose == "evaluate" and type in ("task", "reply"):
+            type = "evaluate"
+        self.rows[direction, type, client, nbytes, useful, reason] += 1
+
+    def ends(self, name: tuple[object, ...], useful: bool = False, reason: str = "") -> None:
+        if name in self.open:
+            _, direction, type, key = name
+            self.row(str(direction), str(type), key, self.open.pop(name), useful, reason)
+
+    def crosses(
+        self, conn: bytes, direction: m.Direction, message: m.Message, nbytes: int, stray: str
+    ) -> None:
+        key: m.Key | None = getattr(message, "key", None)
+        type = str(message.__struct_config__.tag)
+        if key is None:
+            self.adds((self.whose(conn), direction, "beat" if not stray else "refused", 0), nbytes)
+        elif type in ("task", "reply", "part", "pull"):
+            type = type if type == "pull" else {"down": "task", "up": "reply"}[direction]
+            if stray:
+                self.row(direction, type, key, nbytes, False, stray)
+            else:
+                self.adds((conn, direction, type, key), nbytes)
+        else:
+            self.row(direction, type, key, nbytes, False, stray)
+
+    def settle(self, conn: bytes, way: m.Direction, key: m.Key, useful: bool, why: str) -> None:
+        self.ends((conn, way, {"down": "task", "up": "reply"}[way], key), useful, why)
+        self.ends((conn, m.OTHER[way], "pull", key), useful, why)
+
+    def beats_end(self, conn: bytes) -> None:
+        for name in list(self.open):
+            if name[0] == conn and name[3] == 0:
+                self.ends(name)
+
+    def closed(self, conn: bytes, awaited: bool) -> None:
+        if conn in self.strangers:
+            self.strangers.discard(conn)
+            return
+        self.beats_end(conn)
+        for name in list(self.open):
+            if name[0] == conn and not awaited:
+                self.ends(name, reason="cut short")
+
+
 class Crossings:
-    """Two ends, and the bytes that crossed between them."""
+    """Two ends, and what their rows must be."""
 
     def __init__(self) -> None:
         self.ends = Ends(part=5)
-        self.bytes = Counter[str]()
+        self.server = Side()
+        self.client = Side()
         self.came: dict[bytes, int] = {}  # by connection, to the server since it was opened
-        self.no_message = 0  # bytes that came to the server and cannot be decoded
-        self.accepted = set[m.Key]()
+        self.accepted: dict[m.Key, list[tuple[str, str, int]]] = {}  # what waits for a verdict
 
-    @property
-    def at_server(self) -> Counter[str]:
-        """All bytes of the server's book."""
-        return +(self.bytes + Counter(up=self.no_message))
-
-    def cross(self, direction: str, conn: bytes, key: m.Key, n: int) -> None:
+    def cross(self, direction: m.Direction, conn: bytes, key: m.Key, n: int) -> None:
         ends = self.ends
         kinds = FROM_SERVER if direction == "down" else FROM_CLIENT
         message, body = MESSAGES[kinds[n % len(kinds)]](key)
         sender, receiver = ends.client, ends.server
+        sends, receives = self.client, self.server
         if direction == "down":
             sender, receiver = receiver, sender
+            sends, receives = receives, sends
         assert sender.send(conn, message, body)
         frames = ends.wire.pop()
-        self.count(direction, conn, frames)
-        got, got_body = receiver.receive(conn, frames)
-        receiver.record_received(conn, got, got_body, frames, "late" if n == 9 else "")
-
-    def count(self, direction: str, conn: bytes, frames: list[bytes]) -> None:
         nbytes = framing(*map(len, frames))
-        self.bytes[direction] += nbytes
+        stray = "late" if n == 9 else ""
+        sends.crosses(conn, direction, message, nbytes, "")
+        receives.crosses(conn, direction, message, nbytes, stray)
         if direction == "up" and conn in self.came:
             self.came[conn] += nbytes
+        got, got_body = receiver.receive(conn, frames)
+        receiver.record_received(conn, got, got_body, frames, stray)
 
     def happens(self, what: str, conn: bytes, key: m.Key, n: int) -> None:
         ends = self.ends
         server = ends.server
-        if what in ("down", "up"):
+        if what == "down" or what == "up":
             self.cross(what, conn, key, n)
         elif what == "gone":
             ends.stands = False
@@ -341,63 +402,102 @@ class Crossings:
         elif what == "noise":
             with pytest.raises(RemoteProtocolError):
                 server.receive(conn, [bytes(n)])
-            self.no_message += framing(n)
+            self.server.adds((self.server.whose(conn), "up", "refused", 0), framing(n))
             if conn in self.came:
                 self.came[conn] += framing(n)
         elif what == "open" and conn not in self.came:
             server.opened(conn, stranger=n % 2 == 0)
             ends.client.opened(conn)
             self.came[conn] = 64
-            self.bytes += Counter(up=64, down=43)
+            for direction, nbytes in (("up", 64), ("down", 43)):
+                self.client.row(direction, "connection", None, nbytes, False)
+                if n % 2 == 0:
+                    self.server.strangers.add(conn)
+                    self.server.adds((NOBODY, direction, "connection", 0), nbytes)
+                else:
+                    name = self.server.whose(conn), direction, "connection"
+                    self.server.row(*name[1:], None, nbytes, False)
         elif what == "join":
             server.joined(conn)
+            self.server.strangers.discard(conn)
         elif what == "end":
             server.ended(conn)
         elif what == "close":
             server.closed(conn, awaited=n % 2 == 0, round=n)
+            self.server.closed(conn, awaited=n % 2 == 0)
             ends.client.closed(conn)
+            self.client.closed(conn, awaited=False)
         elif what == "settle":
             way: m.Direction = "up" if n % 2 else "down"
-            for link in (server, ends.client):
-                link.settle(conn, way, key, n > 5, "" if n > 5 else "late")
+            why = "" if n > 5 else "late"
+            for link, side in ((server, self.server), (ends.client, self.client)):
+                link.settle(conn, way, key, n > 5, why)
+                side.settle(conn, way, key, n > 5, why)
         elif what == "accept":
-            server.journal.note(Accepted(reply(key=key), conn, CONNS[n % 2]))
-            self.accepted.add(key)
+            other = CONNS[n % 2]
+            server.journal.note(Accepted(reply(key=key), conn, other))
+            names: list[tuple[object, ...]] = [(other, "up", "reply", key)]
+            names += [(other, "down", "pull", key), (conn, "down", "task", key)]
+            names.append((conn, "up", "pull", key))
+            bill = self.accepted.setdefault(key, [])
+            for name in names:
+                if name in self.server.open:
+                    bill.append((str(name[1]), str(name[2]), self.server.open.pop(name)))
             if n > 5:
-                self.judge(key, n)
+                self.judge(key, "left out" if n == 6 else "")
         elif what == "beats":
             server.settle_counted(conn, round=n)
+            self.server.beats_end(conn)
         elif what == "all beats":
             server.settle_all_counted(n)
+            together = Counter[tuple[str, str]]()
+            for name in list(self.server.open):
+                if name[3] == 0 and name[0] != NOBODY:
+                    together[str(name[1]), str(name[2])] += self.server.open.pop(name)
+            for (direction, type), nbytes in together.items():
+                self.server.row(direction, type, None, nbytes, False)
         elif what == "undecoded" and conn in self.came:
             server.undecoded(conn, self.came.pop(conn) + n)
-            self.no_message += n
+            if conn in self.server.strangers and n:
+                self.server.adds((NOBODY, "up", "refused", 0), n)
+            elif n:
+                self.server.row("up", "connection", None, n, False, "not decoded")
 
-    def judge(self, key: m.Key, n: int) -> None:
-        self.accepted.discard(key)
-        self.ends.server.journal.note(Verdict([(key, "left out" if n == 6 else "", None)]))
+    def judge(self, key: m.Key, why: str) -> None:
+        self.ends.server.journal.note(Verdict([(key, why, None)]))
+        for direction, type, nbytes in self.accepted.pop(key):
+            self.server.row(direction, type, key, nbytes, not why, why)
+
+
+def found(rows: list[dict]) -> Counter[tuple[object, ...]]:
+    return Counter(
+        (r["direction"], r["type"], r["client"], r["bytes"], r["useful"], r.get("reason", ""))
+        for r in each(rows)
+    )
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(HAPPENS, max_size=40))
-def test_whatever_crosses_each_byte_is_in_one_row_at_each_end(happened):
+@given(st.tuples(*[st.integers(0, 1)] * 2), st.lists(HAPPENS, max_size=40))
+def test_whatever_crosses_each_byte_is_in_the_row_that_it_belongs_to_at_each_end(opened, happened):
     crossings = Crossings()
     ends = crossings.ends
-    for one in happened:
+    begun = [("open", conn, KEY, n) for conn, n in zip(CONNS, opened)]
+    for one in [*begun, *happened]:
         crossings.happens(*one)
-        assert booked(ends.down_rows) + left(ends.server.journal.book) == crossings.at_server
     for conn in (*CONNS, NOBODY):
-        for link in (ends.server, ends.client):
+        for link, side in ((ends.server, crossings.server), (ends.client, crossings.client)):
             link.joined(conn)
+            side.strangers.discard(conn)
             link.closed(conn)
+            side.closed(conn, awaited=False)
             link.settle_counted(conn)
     for key in sorted(crossings.accepted):
-        crossings.judge(key, 0)
-    assert booked(ends.down_rows) == crossings.at_server
-    assert booked(ends.up_rows) == +crossings.bytes
+        crossings.judge(key, "")
+    assert found(ends.down_rows) == crossings.server.rows
+    assert found(ends.up_rows) == crossings.client.rows
     for link in (ends.server, ends.client):
         book = link.journal.book
         assert (book.open, book.waiting, book.forms) == ({}, {}, {})
-    for row in ends.down_rows + ends.up_rows:
+    for row in each(ends.down_rows + ends.up_rows):
         assert row["bytes"] == row["envelope"] + sum(row["kinds"].values())
         assert not (row["useful"] and row.get("lost"))

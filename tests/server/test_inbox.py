@@ -33,12 +33,12 @@ from fednet.wire.messages import Field, Key
 from tests.books import journal_in
 
 SMALL = 16  # bytes up to which a payload is in the journal
-HELD = 70  # bytes of decoded payloads in memory
+HELD = 100  # bytes of decoded payloads in memory
 SPARE = 120  # bytes of files to write over
 CLIENTS = st.integers(0, 1)
 PHASES = st.integers(0, 1)
 SIZES = st.sampled_from([0, 5, SMALL, SMALL + 1, 40, 40, 100])
-WRONG = st.sampled_from(["", "", "", "damaged", "refused"])
+WRONG = st.sampled_from(["", "", "", "", "damaged", "refused"])
 LAYOUT = Layout.of(torch.nn.Linear(9, 1))  # 40 bytes
 Place = tuple[int, int, int]  # round, phase and client
 # The key, what comes (None: it was stored), its bytes, their number before compression, and what is
@@ -140,14 +140,21 @@ class Replies(RuleBasedStateMachine):
         self.begin(key, data[:size], raw)
 
     @precondition(lambda self: self.accepted)
-    @rule(which=st.integers(0, 9), killed=st.booleans())
-    def announce_the_same(self, which: int, killed: bool) -> None:
-        """Another attempt gives the same bytes."""
-        self.attempts += 1
-        key, data = self.accepted[sorted(self.accepted)[which % len(self.accepted)]]
-        if key.round > self.over:
-            self.begin(Key(key.round, key.phase, self.attempts, key.client), data, False)
-        if killed:
+    @rule(which=st.integers(0, 9), then=st.sampled_from(["", "the same", "killed", "is read"]))
+    def ask_again(self, which: int, then: str) -> None:
+        """Another attempt gives the same bytes, or is the last that this server hears of, or comes
+        while somebody holds what the one before gave.
+        """
+        first, data = self.accepted[sorted(self.accepted)[which % len(self.accepted)]]
+        if then == "is read":
+            found = self.inbox.earlier_replies(first.round, first.phase)[first.client].body()
+            assert isinstance(found, memoryview)
+            self.read.append((found, data))
+        key, other = self.next_key(first.phase, first.client)
+        if first.round > self.over:
+            key = Key(first.round, key.phase, key.attempt, key.client)
+        self.begin(key, other if then == "is read" else data, False)
+        if then == "killed":
             self.kill("", 0)
 
     @precondition(lambda self: self.coming)
@@ -345,9 +352,11 @@ class Replies(RuleBasedStateMachine):
         """Before the last one is over."""
         self.round += 1
 
-    @rule(late=st.sets(st.tuples(st.integers(0, 2), CLIENTS), max_size=3))
-    def end_round(self, late: set[tuple[int, int]]) -> None:
-        """late: how many rounds ago clients were asked whose replies still count."""
+    @rule(late=st.sets(st.tuples(st.integers(0, 2), CLIENTS), max_size=3), goes_on=st.booleans())
+    def end_round(self, late: set[tuple[int, int]], goes_on: bool) -> None:
+        """late: how many rounds ago clients were asked whose replies still count. goes_on: large
+        replies come then, and more of those that came and were not called off.
+        """
         self.over += 1
         over = self.over
         under_way = {(over - ago, client) for ago, client in late}
@@ -358,15 +367,21 @@ class Replies(RuleBasedStateMachine):
                 del self.accepted[place]
         self.on_disk = dict(self.accepted)
 
-        def goes_on(key: Key) -> bool:
+        def counts(key: Key) -> bool:
             return key.round > over or key.round in rounds
 
-        self.taken = [(r, d) for r, d in self.taken if goes_on(r.message.key)]
+        self.taken = [(r, d) for r, d in self.taken if counts(r.message.key)]
         for key, coming in self.coming.items():
             coming.late = coming.late or key.round <= over
         self.round = max(self.round, over + 1)
         left = {int(path.name.split("-")[1]) for path in self.folder.glob("round-*")}
         assert {round for round in left if round <= over} <= rounds
+        if goes_on:
+            self.come([(client, 0, 100, False, "") for client in range(2)])
+            for key, coming in self.coming.items():
+                if coming.got < len(coming.data):
+                    self.send(key, 30)
+        self.check_found()
 
     @rule()
     def write_journal_again(self) -> None:
