@@ -412,6 +412,7 @@ class Federation(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
     def time_passes(self, seconds):
         self.net.pass_time(seconds)
+        self.net.do(self.net.server.tick(self.net.now))  # of what its clients did then
         self.nothing_waits_without_need()
 
     def nothing_waits_without_need(self):
