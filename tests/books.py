@@ -54,7 +54,8 @@ def closed_account(row: dict[str, Any]) -> ClosedAccount:
         cut=row.get("lost", False),
     )
     what = row["useful"], row.get("reason", ""), row.get("staleness")
-    return ClosedAccount(account, *what, row["round"], row.get("worker"), row["bytes"])
+    more = row["round"], row.get("worker"), row["bytes"], row.get("lost", False)
+    return ClosedAccount(account, *what, *more)
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:

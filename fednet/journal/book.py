@@ -30,7 +30,7 @@ from fednet.journal.events import (
     Welcomed,
 )
 from fednet.journal.rows import ClosedAccount, Row, rows_of
-from fednet.wire.messages import Field, Key, Purpose
+from fednet.wire.messages import OTHER, Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
@@ -189,14 +189,14 @@ class Book:
         bill = self.waiting.pop(key, [])
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
-        for way in ("down", "up"):
+        ways: dict[str, list[Account]] = {"down": [], "up": []}
+        for a in bill:
+            ways[OTHER[a.direction] if a.type == "pull" else a.direction].append(a)
+        for way, accounts in ways.items():
             last = 0
-            accounts = list[Account]()
-            for a in bill:
-                if (a.direction == way) != (a.type == "pull"):  # those cross the other way
-                    accounts.append(a)
-                    if any(a.kinds.values()):
-                        last = max(last, a.incarnation)
+            if len(accounts) > 1:
+                crossed = [a.incarnation for a in accounts if any(a.kinds.values())]
+                last = max(crossed, default=0)
             for a in accounts:
                 useful = not reason and a.incarnation >= last
                 if a.written and useful:  # in no round's record yet
@@ -317,7 +317,8 @@ class Book:
     ) -> ClosedAccount:
         nbytes = sum(a.kinds.values()) + a.envelope
         round = a.round if round is None else round
-        closed = ClosedAccount(a, useful, reason, staleness, round, worker, nbytes)
+        lost = a.cut and not useful
+        closed = ClosedAccount(a, useful, reason, staleness, round, worker, nbytes, lost)
         self.totals[a.direction] += nbytes
         if self._by_round:
             tally = self._tally(round)

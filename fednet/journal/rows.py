@@ -25,11 +25,8 @@ class ClosedAccount(NamedTuple):
     round: int
     worker: str | None
     nbytes: int
-
-    @property
-    def lost(self) -> bool:
-        """It may not have arrived: its bytes are an upper bound."""
-        return self.account.cut and not self.useful
+    lost: bool
+    """It may not have arrived: its bytes are an upper bound."""
 
 
 def rows_of(closed: Iterable[ClosedAccount]) -> list[Row]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -35,7 +36,7 @@ GROWTH = 1e6
 
 
 class Aggregation:
-    """Adds up the replies of one exchange: `add` for each of them, then `result`.
+    """Adds up the replies of one exchange: `add` for all of them, then `result`.
 
     before: the method's state at the server as the round began. server: the same as this exchange
     began, to which the replies are added.
@@ -53,6 +54,8 @@ class Aggregation:
         declared = self.method.exchanges[exchange.index]
         self._up = declared.up
         self._known = declared.summation.known
+        fields = declared.up.fields.items()
+        self._images = [n for n, f in fields if f.kind == "condensed" and f.form == "samples"]
         self._fill = filling(self.experiment, before)  # buffers for replies without any
         self._shared = self.method.shared_model(self.server)
         self._guards = guards_of(setup, self._clients.sent, exchange, self._shared)
@@ -83,24 +86,42 @@ class Aggregation:
                 found[client] = run if n == run.n else dataclasses.replace(run, n=n)
         return found
 
-    def add(self, client: int, reply: ReceivedReply) -> None:
-        """Takes the next reply, in ascending order of the clients."""
-        self._replies[client] = reply
-        try:
-            up = self._read(client)
-            for guard in self._admitting:
-                guard.admit(client, up)
-            self._runs[client] = run_of(up)
-            for name, field in up.fields.items():
-                value = getattr(up, name)
-                if field.kind != "condensed" or not isinstance(value, Samples):
-                    continue
-                if isinstance(value.x, torch.Tensor) and value.x.dim() == 4:
-                    self.condensed[client] = value
-            if self._accumulator is not None:
+    def add(self, replies: Sequence[tuple[int, ReceivedReply]]) -> None:
+        """Takes the next replies, in ascending order of the clients. Small ones are read together,
+        then accumulated together.
+        """
+        ups: list[tuple[int, Payload]] = []
+        for client, reply in replies:
+            self._replies[client] = reply
+            try:
+                ups.append((client, self._admit(client)))
+            except Exception as broken:
+                self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
+            if not reply.small:
+                self._add(ups)
+                ups = []
+        self._add(ups)
+
+    def _admit(self, client: int) -> Payload:
+        """Reads a reply, and notes what is known of it before it is added up."""
+        up = self._read(client)
+        for guard in self._admitting:
+            guard.admit(client, up)
+        self._runs[client] = run_of(up)
+        for name in self._images:
+            value = getattr(up, name)
+            if isinstance(value.x, torch.Tensor) and value.x.dim() == 4:
+                self.condensed[client] = value
+        return up
+
+    def _add(self, ups: Sequence[tuple[int, Payload]]) -> None:
+        for client, up in ups:
+            if self._accumulator is None:
+                return
+            try:
                 self._accumulator = self._accumulate(self._accumulator, client, up)
-        except Exception as broken:
-            self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
+            except Exception as broken:
+                self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
 
     def result(self, least: int) -> State | None:
         """The next server state; None where fewer than `least` replies can be used. Raises

@@ -96,6 +96,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
 
     record: Accepted
     """The event."""
+    message: m.Reply
+    """Of the event."""
     memory: HeldMemory
     journal: Journal
     path: str = ""
@@ -122,10 +124,6 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """When, on this process's clock."""
     earlier: bool = False
     """Received by an earlier server."""
-
-    @property
-    def message(self) -> m.Reply:
-        return self.record.message
 
     def body(self) -> Content:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
@@ -275,7 +273,8 @@ class Inbox:
         message = record.message
         key = message.key
         size = message.size
-        reply = ReceivedReply(record, self._memory, self._journal, arrived=time.monotonic())
+        now = time.monotonic()
+        reply = ReceivedReply(record, message, self._memory, self._journal, arrived=now)
         found = b""  # the digest of what came
         if isinstance(body, Body) and self._memory.take(key.round, size):
             reply.data = body
@@ -287,12 +286,14 @@ class Inbox:
             body, found = self._finish(key, size)
             reply.path = self._path(key)
             if here:
-                record.message = message = msgspec.structs.replace(message, check=found)
+                message = msgspec.structs.replace(message, check=found)
         else:
             reply.small = True
         if not all(map(math.isfinite, message.reported.values())):
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
-            record.message = message = msgspec.structs.replace(message, reported=reported)
+            message = msgspec.structs.replace(message, reported=reported)
+        record.message = message
+        reply.message = message
         if isinstance(body, memoryview) and (found or digest([body])) != message.check:
             self._discard(reply)
             raise RemoteProtocolError("the payload was damaged on its way")
@@ -365,7 +366,8 @@ class Inbox:
             if (key.round, key.phase) != (round, phase):
                 continue
             path = "" if record.inline else self._path(key)
-            reply = ReceivedReply(record, self._memory, self._journal, path, earlier=True)
+            message = record.message
+            reply = ReceivedReply(record, message, self._memory, self._journal, path, earlier=True)
             # A power cut may have lost its payload, or left an earlier one's bytes in its place.
             size = record.message.size
             there = bool(record.inline) or not size

@@ -46,6 +46,7 @@ from fednet.server.exchange import (
     RunState,
 )
 from fednet.server.exchanges import Exchanges
+from fednet.server.inbox import ReceivedReply
 from fednet.server.resources import Resources
 from fednet.server.rows import on_disk
 from fednet.server.schedule import Schedule
@@ -330,6 +331,7 @@ class Rounds:
         exchange = round.exchange
         if self._aggregation is None:
             self._aggregation = Aggregation(self.exchanges, exchange, round.before.server)
+        replies: list[tuple[int, ReceivedReply]] = []
         while exchange.added_up < len(exchange.cohort):
             client = exchange.cohort[exchange.added_up]
             task = exchange.asked[client]
@@ -338,10 +340,11 @@ class Rounds:
             exchange.added_up += 1
             if task.reply is None or task.reason:
                 continue
-            self._aggregation.add(client, task.reply)
+            replies.append((client, task.reply))
             reported = task.reply.message.reported
             if reported:
                 round.reports.setdefault(client, {}).update(reported)
+        self._aggregation.add(replies)
         return self._aggregation
 
     def aggregate(self, round: OpenRound) -> bool:

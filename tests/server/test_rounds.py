@@ -134,9 +134,9 @@ def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_ano
         arrived.extend(r.message.key.client for r in found if not isinstance(r, Exception))
         return found
 
-    def adding(self: Aggregation, client: int, reply: Any) -> None:
-        added.append(client)
-        add(self, client, reply)
+    def adding(self: Aggregation, replies: Any) -> None:
+        added.extend(client for client, _ in replies)
+        add(self, replies)
 
     monkeypatch.setattr(Inbox, "take", taken)
     monkeypatch.setattr(Aggregation, "add", adding)
