@@ -17,6 +17,8 @@ from fednet.wire.messages import Field, Key
 
 TRIES = 3  # how often a task is handed out whose replies are refused
 DEATHS = 5  # how often a worker may be lost while it runs one task, which may kill it
+NOT_HANDED = frozenset([TaskState.WAITING, TaskState.DROPPED])  # no process has it
+NO_REPLY = NOT_HANDED | {TaskState.HANDED}  # none was announced
 # Why a client was dropped that no longer has the state which its task starts from.
 STATE_LOST = "failed: state lost: "
 LEFT = "left"  # why a client that went away did not complete its task
@@ -123,12 +125,12 @@ class TrackedTask(msgspec.Struct, eq=False):
     def become(self, state: TaskState) -> None:
         """The task is in another state, and what belongs to the one before is forgotten."""
         self.status = state
-        if self.status in (TaskState.WAITING, TaskState.DROPPED):
+        if state in NOT_HANDED:
             self.worker = ""
             self.conn = b""
             self.running = False
             self.down = None
-        if self.status in (TaskState.WAITING, TaskState.DROPPED, TaskState.HANDED):
+        if state in NO_REPLY:
             self.reply = None
             self.up = None
             self.up_conn = b""
