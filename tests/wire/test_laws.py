@@ -242,7 +242,8 @@ def test_what_is_decoded_differs_by_no_more_than_is_documented(items, promise, x
 @given(x=vectors)
 def test_a_message_is_as_long_as_was_predicted(items, promise, x):
     end = End(items)
-    data, _ = end.sends(x)
+    data, seen = end.sends(x)
+    assert torch.equal(End(items).hears(data, x.numel()).nan_to_num(), seen.nan_to_num())
     size, exact = end.chain.nbytes(x.numel())
     assert exact == promise.exact_size
     assert len(data) == size if exact else len(data) <= size
