@@ -98,7 +98,8 @@ def read_book(folder: Path) -> Book:
     path = folder / "checkpoint" / "journal"
     copy = folder.parent / "journal-copy"
     copy.write_bytes(path.read_bytes() if path.exists() else b"")
-    file, book = JournalFile(copy), Book()
+    file = JournalFile(copy)
+    book = Book()
     for event in file.read():
         book.apply(event)
     file.close()

@@ -31,7 +31,9 @@ from fednet.server.watch import Hosting
 from tests.processes import settings
 
 CLIENTS = 20
-FIRST, LAST = 4, 11  # rounds that are profiled
+# Rounds that are profiled.
+FIRST = 4
+LAST = 11
 MOST = 0.8  # calls a reply: at either end of the profile, a round's tasks may be half done
 FEDERATION = settings(
     rounds=12,

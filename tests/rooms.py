@@ -41,7 +41,8 @@ def site_data(folder: Path, *clients: int, n: int = 20, **more) -> dict:
     for client in clients:
         place = folder / f"client-{client}"
         place.mkdir(parents=True, exist_ok=True)
-        x, y = np.random.default_rng(client).random((n, 4), dtype=np.float32), np.arange(n) % 2
+        x = np.random.default_rng(client).random((n, 4), dtype=np.float32)
+        y = np.arange(n) % 2
         arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, **more}
         np.savez(place / "data.npz", **arrays)
     return {"dataset": "site", "shape": [4], "classes": 2, "root": str(folder)}

@@ -121,7 +121,8 @@ def test_nothing_is_kept_from_the_collection_at_the_end_of_a_process():
 
 
 def test_arrays_that_nobody_holds_can_be_given_back_to_the_system():
-    held, _ = lend(N, np.float32), lend(N, np.float32)
+    held = lend(N, np.float32)
+    _ = lend(N, np.float32)
     del _
     (idle,) = map(weakref.ref, buffers._idle.values())
     buffers.give_back_idle()

@@ -55,7 +55,8 @@ def test_samples_that_the_machine_cannot_hold_are_refused_with_the_figure(option
 
 def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, monkeypatch):
     capacity.check_memory(1, "one byte")
-    limit, used = tmp_path / "limit", tmp_path / "used"
+    limit = tmp_path / "limit"
+    used = tmp_path / "used"
     limit.write_text("3000000\n")
     used.write_text("1000000\n")
     monkeypatch.setattr(capacity, "_GROUP", (str(limit), str(used)))

@@ -58,7 +58,8 @@ def test_a_run_is_made_and_opened_below_the_home_directory(home: Path, monkeypat
 
 
 def test_files_that_a_configuration_names_are_found_below_the_home_directory(home: Path) -> None:
-    x, y = np.zeros((6, 12), np.float32), np.arange(6) % 3
+    x = np.zeros((6, 12), np.float32)
+    y = np.arange(6) % 3
     np.savez(home / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     (home / "parts.json").write_text("[[0, 1], [2, 3], [4, 5]]")
     (home / "trace.csv").write_text("no trace\n")

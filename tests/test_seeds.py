@@ -39,7 +39,8 @@ def test_threads_that_draw_at_once_draw_what_each_would_alone():
         with seeds.scope(7, "dropout", 1, client):
             return [float(torch.rand(())) for _ in range(2000)]
 
-    alone, together = [draws(k) for k in range(4)], {}
+    alone = [draws(k) for k in range(4)]
+    together = {}
     threads = [
         threading.Thread(target=lambda k=k: together.update({k: draws(k)})) for k in range(4)
     ]

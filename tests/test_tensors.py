@@ -60,13 +60,15 @@ def test_an_expression_in_blocks_has_the_bits_of_the_whole(n):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_a_product_is_that_of_float64(n):
-    a, b = tensors(n, 1).vector, tensors(n, 2).vector
+    a = tensors(n, 1).vector
+    b = tensors(n, 2).vector
     assert dot(a, b) == pytest.approx(float(a.double() @ b.double()), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_a_sum_steps_as_its_mean_does(n):
-    x, values = tensors(n, 0, 3), [(tensors(n, k, 3), float(k)) for k in (1, 2, 3)]
+    x = tensors(n, 0, 3)
+    values = [(tensors(n, k, 3), float(k)) for k in (1, 2, 3)]
     total = Sum.empty()
     for value, weight in values:
         total = total.add(value, weight)
@@ -112,7 +114,8 @@ def test_a_large_sum_and_its_mean_take_no_more_memory_than_the_sum(monkeypatch):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_what_a_sum_scales_and_takes_away(n):
-    values, less = [tensors(n, k, 2) for k in (1, 2)], tensors(n, 5)
+    values = [tensors(n, k, 2) for k in (1, 2)]
+    less = tensors(n, 5)
     plain = Sum.empty().add(values[0], 2.0).add(values[1], 2.0)
     assert plain.weight == 4.0
     scaled = Sum.empty().add(values[0], 2.0, scale=0.5).add(values[1], 2.0, scale=-1.0, less=less)
@@ -126,12 +129,17 @@ def test_what_a_sum_scales_and_takes_away(n):
 @pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5), (0.5, 0.25, 2.0), (0.0, 3.0, 0.0)])
 def test_two_sums_are_the_two(n, weights):
     values = [tensors(n, k, 2) for k in (1, 2, 3)]
-    two, plain, weighted = TwoSums.empty(), Sum.empty(), Sum.empty()
+    two = TwoSums.empty()
+    plain = Sum.empty()
+    weighted = Sum.empty()
     for value, weight in zip(values, weights):
-        two, plain, weighted = two.add(value, weight), plain.add(value), weighted.add(value, weight)
+        two = two.add(value, weight)
+        plain = plain.add(value)
+        weighted = weighted.add(value, weight)
     assert torch.equal(two.plain.vector, plain.vector)
     assert (two.rest is None) == (len(set(weights)) == 1)
-    found, expected = two.weighted(4.0), weighted.total(4.0).params
+    found = two.weighted(4.0)
+    expected = weighted.total(4.0).params
     assert found.layout == expected.layout
     assert torch.allclose(found.vector, expected.vector, rtol=1e-6, atol=1e-7)
 

@@ -163,7 +163,8 @@ class Run:
     saved: bool = False
 
     def __post_init__(self) -> None:
-        fed, algorithm = self.federation, self.algorithm
+        fed = self.federation
+        algorithm = self.algorithm
         self.setting = fed.setting(algorithm)
         # Initialised otherwise: a task must overwrite all of it.
         self.scratch = Scratch(lambda: fed.build(99), fed.layout)
@@ -211,7 +212,9 @@ class Run:
         """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not
         committed.
         """
-        algorithm, server, t = self.algorithm, self.servers[-1], len(self.servers)
+        algorithm = self.algorithm
+        server = self.servers[-1]
+        t = len(self.servers)
         self.trips = []
         for phase, exchange in enumerate(algorithm.exchanges):
             self.io.begin(t, phase, sorted(cohort))
@@ -253,7 +256,8 @@ class Run:
         return self.site(client, round=max(1, len(self.servers) - 1))
 
     def personal(self, client: int) -> Any:
-        state, local = self.clients[client], self.locals[client]
+        state = self.clients[client]
+        local = self.locals[client]
         return self.algorithm.personal_model(state, local, self.host(client))
 
     def _keep(self, state: Any) -> Any:
@@ -333,8 +337,13 @@ class Desk:
     def __init__(
         self, clients: int, lr: float = 1.0, lr_decay: float = 1.0, momentum: float = 0.0
     ) -> None:
-        self.clients, self.lr, self.lr_decay, self.momentum = clients, lr, lr_decay, momentum
-        self.phase, self.round, self.staleness = 0, 1, 0
+        self.clients = clients
+        self.lr = lr
+        self.lr_decay = lr_decay
+        self.momentum = momentum
+        self.phase = 0
+        self.round = 1
+        self.staleness = 0
         self.reported: dict[str, Any] = {}
         self.warnings: list[str] = []
 

@@ -80,7 +80,8 @@ def averaged(federation: Federation, local: Callable[..., torch.Tensor]) -> torc
     local(reference, w, client).
     """
     reference = Reference(federation)
-    w, sizes = reference.start, [len(part) for part in federation.parts or ()]
+    w = reference.start
+    sizes = [len(part) for part in federation.parts or ()]
     for _ in range(federation.rounds):
         trained = [local(reference, w, client) for client in range(federation.clients)]
         w = sum(n * y for n, y in zip(sizes, trained)) / sum(sizes)

@@ -25,7 +25,8 @@ def play(name, events, **options):
     run = federation.run(name, **options)
     algorithm = run.algorithm
     for number, buffer in enumerate(events, 1):
-        server, fold = run.servers[-1], algorithm.init_accumulator(run.servers[-1], 0)
+        server = run.servers[-1]
+        fold = algorithm.init_accumulator(run.servers[-1], 0)
         for client, tau in buffer:
             base = run.servers[number - 1 - tau]
             down = algorithm.broadcast(base, 0, client)
@@ -77,7 +78,8 @@ def test_fedbuff_steps_by_the_weighted_sum_over_the_buffers_size():
 def test_ca2fl_calibrates_by_what_it_remembers_of_each_client():
     run = play("ca2fl", EVENTS, server_lr=0.7)
     reference = Reference(run.federation)
-    models, memory = [reference.start], [torch.zeros_like(reference.start)] * 4
+    models = [reference.start]
+    memory = [torch.zeros_like(reference.start)] * 4
     for number, buffer in enumerate(EVENTS, 1):
         found = list(updates(reference, models, number, buffer))
         h = sum(memory) / 4

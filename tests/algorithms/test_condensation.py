@@ -68,15 +68,19 @@ def plainly(x, y, plan, how, **options):
     """Algorithm 1 as it is written: for each net one pass over real and one over synthetic images.
     Class by class, as each has random streams of its own.
     """
-    net, images = Conv(**options).train(), []
+    net = Conv(**options).train()
+    images = []
     for c in y.unique().tolist():
-        real, start, batches = x[y == c], rng(f"condense/start/{c}"), rng(f"condense/batch/{c}")
+        real = x[y == c]
+        start = rng(f"condense/start/{c}")
+        batches = rng(f"condense/batch/{c}")
         image = torch.from_numpy(start.standard_normal((1, *x.shape[1:]), dtype=np.float32))
         optimizer = {k: v for k, v in how.items() if k != "compared"}
         sgd = torch.optim.SGD([image.requires_grad_()], plan.cond_lr, **optimizer)
         for k in range(plan.iterations):
             fresh(k, **options).into(net)
-            weights, batch = [p for p in net.parameters() if p.dim() > 1], real
+            weights = [p for p in net.parameters() if p.dim() > 1]
+            batch = real
             if len(real) > plan.real_batch:
                 rows = batches.choice(len(real), plan.real_batch, replace=False)
                 batch = real[torch.from_numpy(rows)]
@@ -86,9 +90,11 @@ def plainly(x, y, plan, how, **options):
             d = torch.zeros(())
             for a, b in zip(torch.autograd.grad(loss, weights, create_graph=True), g_real):
                 if "compared" in how:  # by layer
-                    a, b = a.flatten()[None], b.flatten()[None]
+                    a = a.flatten()[None]
+                    b = b.flatten()[None]
                 else:
-                    a, b = a.flatten(1), b.flatten(1)
+                    a = a.flatten(1)
+                    b = b.flatten(1)
                 norms = a.norm(dim=1) * b.norm(dim=1)
                 d = d + (1 - (a * b).sum(1) / (norms + 1e-6)).sum()
             image.grad = torch.autograd.grad(d, image)[0]

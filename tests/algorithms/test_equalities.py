@@ -107,7 +107,8 @@ def test_one_method_is_another(one, other, federation, cohorts, tolerance):
 
 def test_one_client_alone_is_fedavg_to_the_bit():
     f = fed(clients=1)
-    alone, averaged = f.run("local"), f.run("fedavg")
+    alone = f.run("local")
+    averaged = f.run("fedavg")
     assert same(alone.clients[0].x, averaged.x)
 
 

@@ -29,7 +29,9 @@ def loss(z, y, present=HERE, **options):
 
 # q = 1/2, 1/4, 1/2 for classes 0 (the sample's), 1 (in P_i), 2 (in N_i):
 # (1-q)^2 -log q; q^2 -log(1-q)
-FIRST, SECOND, THIRD = math.log(2) / 4, -math.log(3 / 4) / 16, math.log(2) / 4
+FIRST = math.log(2) / 4
+SECOND = -math.log(3 / 4) / 16
+THIRD = math.log(2) / 4
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,8 @@ def test_one_sample_worked_by_hand(m_p, m_n, m_nn, gamma, expected):
 
 
 def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
-    z, q = logits(), torch.sigmoid(logits())
+    z = logits()
+    q = torch.sigmoid(logits())
     by = {norm: loss(z, Y, norm=norm).item() for norm in ("samples", "kept", "samples_classes")}
     kept = torch.where(F.one_hot(Y, 3).bool(), q < 0.75, q > torch.tensor([0.25, 0.25, 0.3]))
     assert 0 < kept.sum() < 15
@@ -60,7 +63,8 @@ def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
 @pytest.mark.parametrize("margin", ["m_p", "m_n", "m_nn"])
 def test_margins_are_strict(margin):
     """A term whose q is at its margin does not count; with the next margin it does."""
-    z, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])  # q = 1/2
+    z = torch.zeros(1, 2, dtype=torch.float64)  # q = 1/2
+    y = torch.tensor([0])
     none = {"m_p": 0.0, "m_n": 1.0, "m_nn": 1.0}
     present = torch.tensor([True, margin != "m_nn"])
     beyond = math.nextafter(0.5, 1.0 if margin == "m_p" else 0.0)

@@ -37,7 +37,8 @@ def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     ],
 )
 def test_all_count_alike_with_a_warning_only_where_no_model_gets_anything_right(p, weights):
-    f, left = begun("fedpdc"), iter(p)
+    f = begun("fedpdc")
+    left = iter(p)
     f.io.evaluate = lambda x: SimpleNamespace(accuracy=next(left))  # in the order of replies
     f.rounds(1)
     assert len({f.ups[i].run.n for i in range(4)}) > 1
@@ -67,7 +68,8 @@ def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
 
 @pytest.mark.parametrize("penalty", ["prox", "scale"])
 def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
-    a, b = begun("fedpdc", penalty=penalty), begun("fedpdc")
+    a = begun("fedpdc", penalty=penalty)
+    b = begun("fedpdc")
     for _ in range(3):
         forced(a, 1.0).rounds(1)
         forced(b, 1.0).rounds(1)

@@ -25,13 +25,15 @@ def test_two_rounds_recomputed_in_float64():
     run = f.run("fedproto", **{"lambda": 2.0})
     reference = Reference(f)
     first = [reference.descend(reference.start, k, 1) for k in range(4)]
-    sums, counts = 0, 0
+    sums = 0
+    counts = 0
     for k, w in enumerate(first):
         x, y = reference.samples(k)
         with torch.no_grad():
             features, _ = parts(reference.load(w), x)
         hot = F.one_hot(y, f.classes).double()
-        sums, counts = sums + hot.T @ features, counts + hot.sum(0)
+        sums = sums + hot.T @ features
+        counts = counts + hot.sum(0)
     c = sums / counts.unsqueeze(1)
     torch.testing.assert_close(run.servers[1].c.double(), c, rtol=1e-5, atol=1e-6)
 

@@ -12,13 +12,16 @@ from tests.algorithms.harness import Federation, begun, same
 
 def p_head(seed=0):
     g = seeds.torch_rng(seed, "p")
-    w, b = torch.randn(5, 8, generator=g), torch.randn(5, generator=g)
+    w = torch.randn(5, 8, generator=g)
+    b = torch.randn(5, generator=g)
     return {"w": w.requires_grad_(), "b": b.requires_grad_()}
 
 
 def test_each_loss_trains_its_own_part():
-    f, p = Federation(model={"name": "mlp", "hidden": [8]}), p_head()
-    model, (x, y) = f.build(0), f.samples(0)
+    f = Federation(model={"name": "mlp", "hidden": [8]})
+    p = p_head()
+    model = f.build(0)
+    x, y = f.samples(0)
     prior = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).log()
     value = both_losses(prior, "w", "b")(model, x, y, p)
     value.backward()
@@ -40,7 +43,8 @@ def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
     f = begun("fedrod").rounds(2)
     x, _ = f.host(1).data
     outputs = f.personal(1)(x)
-    model, p = f.federation.build(0), f.clients[1].p
+    model = f.federation.build(0)
+    p = f.clients[1].p
     f.locals[1].into(model)
     h = model.features(x)
     assert torch.allclose(

@@ -13,11 +13,14 @@ from tests.algorithms.reference import LR, Reference, agrees, averaged, whole_ba
 
 
 def test_feddyn():
-    alpha, epochs, cohorts = 0.1, 3, [[0, 1], [1, 2, 3], [0, 3]]
+    alpha = 0.1
+    epochs = 3
+    cohorts = [[0, 1], [1, 2, 3], [0, 3]]
     f = whole_batches(train={"epochs": epochs})
     run = f.run("feddyn", cohorts=cohorts, alpha=alpha)
     reference = Reference(f)
-    theta, h = reference.start, torch.zeros_like(reference.start)
+    theta = reference.start
+    h = torch.zeros_like(reference.start)
     g = {k: torch.zeros_like(h) for k in range(4)}
     for cohort in cohorts:
         local = {}
@@ -37,12 +40,14 @@ def test_feddyn():
 
 
 def test_qfedavg():
-    f, q = whole_batches(train={"epochs": 2}, rounds=3), 1.5
+    f = whole_batches(train={"epochs": 2}, rounds=3)
+    q = 1.5
     run = f.run("qfedavg", q=q)
     reference = Reference(f)
     w = reference.start
     for _ in range(3):
-        above, below = 0.0, 0.0
+        above = 0.0
+        below = 0.0
         for k in range(4):
             loss = reference.loss(w, k) + 1e-10
             delta = (w - reference.descend(w, k, 2)) / LR
@@ -53,21 +58,26 @@ def test_qfedavg():
 
 
 def test_fedcm():
-    f, alpha, epochs = whole_batches(train={"epochs": 3}), 0.3, 3
+    f = whole_batches(train={"epochs": 3})
+    alpha = 0.3
+    epochs = 3
     run = f.run("fedcm", alpha=alpha)
     reference = Reference(f)
-    w, delta = reference.start, torch.zeros_like(reference.start)
+    w = reference.start
+    delta = torch.zeros_like(reference.start)
     for _ in range(3):
         mix = lambda g, at, delta=delta: alpha * g + (1 - alpha) * delta  # noqa: E731
         local = [reference.descend(w, k, epochs, change=mix) for k in range(4)]
         change = w - sum(local) / 4
-        w, delta = w - change, change / (LR * epochs)
+        w = w - change
+        delta = change / (LR * epochs)
     assert agrees(run.x, w)
     assert agrees(run.server.delta, delta, 1e-4)
 
 
 def test_fedga_also_where_a_client_is_lost_between_the_exchanges():
-    f, beta = whole_batches(train={"epochs": 2}, rounds=1), 0.5
+    f = whole_batches(train={"epochs": 2}, rounds=1)
+    beta = 0.5
     run = f.run("fedga", beta=beta)
     assert not run.warnings
     run.round([0, 1, 2], lost=[1])
@@ -85,13 +95,17 @@ def test_fedga_also_where_a_client_is_lost_between_the_exchanges():
 @pytest.mark.parametrize("rho", [0.0, 0.9])
 def test_fedga_stale_takes_the_mean_gradients_of_the_last_trainings_in_one_exchange(rho):
     """Two steps with momentum 0.9 go as far as 1 + 1.9 = 2.9 steps of one gradient."""
-    steps, beta, cohorts = 2, 0.5, [[0, 1], [1, 2, 3], [0, 3]]
+    steps = 2
+    beta = 0.5
+    cohorts = [[0, 1], [1, 2, 3], [0, 3]]
     f = whole_batches(train={"epochs": steps, "momentum": rho}, rounds=3)
     run = f.run("fedga", cohorts=cohorts, mode="stale", beta=beta)
     assert [len(e.down.fields) for e in run.algorithm.exchanges] == [2]
     assert run.algorithm.sends() == ("2|w|", "|w|")
     reference = Reference(f)
-    w, g, own = reference.start, torch.zeros_like(reference.start), {}
+    w = reference.start
+    g = torch.zeros_like(reference.start)
+    own = {}
     for cohort in cohorts:
         change = {}
         for k in cohort:
@@ -179,11 +193,16 @@ def test_fedmd_draws_a_subset_of_its_own_for_each_round():
 
 
 def test_moon_whose_clients_come_again_or_late():
-    f, mu, tau = whole_batches(train={"epochs": 2}), 3.0, 0.7
+    f = whole_batches(train={"epochs": 2})
+    mu = 3.0
+    tau = 0.7
     cohorts = [[0, 1], [1, 2], [0, 1, 3]]
     run = f.run("moon", cohorts=cohorts, mu=mu, tau=tau)
-    reference, other = Reference(f), Reference(f)
-    w, v, sizes = reference.start, {}, [len(part) for part in f.parts]
+    reference = Reference(f)
+    other = Reference(f)
+    w = reference.start
+    v = {}
+    sizes = [len(part) for part in f.parts]
 
     def features(at, x):
         with torch.no_grad():
@@ -226,7 +245,8 @@ def test_fedsmu():
     rates["server_lr_decay"] = 0.5
     run = f.run("fedsmu", cohorts=[[0, 1, 2], [1, 3]], **rates)
     reference = Reference(f)
-    x, m = reference.start, {k: torch.zeros_like(reference.start) for k in range(4)}
+    x = reference.start
+    m = {k: torch.zeros_like(reference.start) for k in range(4)}
     for gamma, cohort in ((0.01, [0, 1, 2]), (0.005, [1, 3])):
         total = torch.zeros_like(x)
         for k in cohort:
@@ -256,7 +276,8 @@ def test_fedsmu_refuses_error_feedback_that_nobody_named(chain):
 # -- Ditto, APFL, pFedMe ---------------------------------------------------------------------------
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_ditto(epochs):
-    f, strength = whole_batches(train={"epochs": 3}, rounds=2), 0.7
+    f = whole_batches(train={"epochs": 3}, rounds=2)
+    strength = 0.7
     run = f.run("ditto", personal_epochs=epochs, **{"lambda": strength})
     reference = Reference(f)
     v = reference.start
@@ -282,7 +303,8 @@ def test_apfl(alpha, adaptive):
             alpha = min(1.0, max(0.0, alpha - LR * float(slope)))
         for _ in range(2):
             gradient = reference.gradient(alpha * v + (1 - alpha) * w, 3)
-            w, v = w - LR * reference.gradient(w, 3), v - LR * alpha * gradient
+            w = w - LR * reference.gradient(w, 3)
+            v = v - LR * alpha * gradient
     assert agrees(run.clients[3].v, v)
     assert run.clients[3].alpha == pytest.approx(alpha, rel=1e-5)
     assert agrees(run.personal(3), alpha * v + (1 - alpha) * w)
@@ -290,12 +312,15 @@ def test_apfl(alpha, adaptive):
 
 def test_pfedme():
     f = whole_batches(train={"epochs": 2}, rounds=2)
-    strength, eta, beta = 4.0, 0.05, 0.5
+    strength = 4.0
+    eta = 0.05
+    beta = 0.5
     run = f.run("pfedme", **{"K": 3, "lambda": strength, "eta": eta, "beta": beta})
     reference = Reference(f)
     x = reference.start
     for _ in range(2):
-        local, thetas = [], []
+        local = []
+        thetas = []
         for k in range(4):
             w = theta = x
             for _ in range(2):  # R: two epochs of one batch

@@ -48,9 +48,11 @@ def test_three_rounds_recomputed_in_float64(name, options, momentum):
     if name != "scaffold-steps" and not post:
         tau = sum((1 - momentum**k) / (1 - momentum) for k in (1, 2, 3))
     for cohort in COHORTS:
-        dy, dc = [], []
+        dy = []
+        dc = []
         for k in cohort:
-            y, velocity = x, torch.zeros_like(x)
+            y = x
+            velocity = torch.zeros_like(x)
             for _ in range(3):
                 g = reference.gradient(y, k)
                 if post:

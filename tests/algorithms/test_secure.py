@@ -59,7 +59,8 @@ def masked(tmp_path_factory):
 
 
 def away(a: Any, b: Any) -> float:
-    one, two = a.model().state_dict(), b.model().state_dict()
+    one = a.model().state_dict()
+    two = b.model().state_dict()
     return max(float((one[k] - two[k]).abs().max()) for k in one)
 
 
@@ -224,7 +225,8 @@ def test_who_lies_costs_itself_or_the_round_and_no_run(
 
     def spoiled(answered):
         def answer(self, phase, *args):
-            out, host = answered(self, phase, *args), args[-1]
+            out = answered(self, phase, *args)
+            host = args[-1]
             made = out[1] if isinstance(out, tuple) else out
             lies = self.steps[phase] == step and (host.round, host.client_id in liars) == (1, True)
             if lies and hasattr(made, "answer"):
@@ -264,7 +266,8 @@ def test_the_sum_carries_the_noise_of_all_its_clients(tmp_path):
     section = {"clip": 1.0, "noise": 3.0, "where": "client"}
     made = run(tmp_path, "noise", "secagg", privacy={**section, "secagg": {"clip": 20.0}})
     spoilt = run(tmp_path, "calm", "secagg", privacy={"clip": 1.0, "secagg": {"clip": 20.0}})
-    x, y = made.model().state_dict(), spoilt.model().state_dict()
+    x = made.model().state_dict()
+    y = spoilt.model().state_dict()
     off = torch.cat([(x[k] - y[k]).flatten() for k in x])
     # Six parts of variance 9 / 4, over six clients.
     assert float(off.std()) == pytest.approx(3.0 / math.sqrt(4 * 6), rel=0.25)

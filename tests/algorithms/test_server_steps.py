@@ -10,10 +10,13 @@ import pytest
 from fednet.algorithms.fednova import gradient_weight
 from tests.algorithms.harness import Desk, Federation, reply, serve, vector
 
-UNIFORM, SAMPLES = {"weighting": "uniform"}, {"weighting": "samples"}
+UNIFORM = {"weighting": "uniform"}
+SAMPLES = {"weighting": "samples"}
 MOMENTS = {"server_lr": 1.0, "beta_1": 0.5, "beta_2": 0.5, "tau": 1.0}
 # What the adaptive methods have after the first round.
-GRAD, ADAM, YOGI = 2 / (5**0.5 + 1), 1 / (2.5**0.5 + 1), 1 / (3**0.5 + 1)
+GRAD = 2 / (5**0.5 + 1)
+ADAM = 1 / (2.5**0.5 + 1)
+YOGI = 1 / (3**0.5 + 1)
 
 
 def r(client=0, **fields):

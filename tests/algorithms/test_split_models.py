@@ -86,9 +86,11 @@ def test_fedrep_of_two_steps_of_the_head_and_one_of_the_body_recomputed_in_float
     run = f.run("fedrep", **options)
     reference = Reference(f)
     head = (torch.arange(len(reference.start)) >= len(run.x.vector)).double()  # it comes last
-    bases, sizes = [], [len(part) for part in f.parts]
+    bases = []
+    sizes = [len(part) for part in f.parts]
     for k in range(4):
-        w, losses = reference.start, []
+        w = reference.start
+        losses = []
         for free in (head, head, 1 - head):
             losses.append(reference.loss(w, k))
             w = w - LR * free * reference.gradient(w, k)

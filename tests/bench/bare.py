@@ -39,7 +39,9 @@ def main(path: str) -> None:
 
 def over_tcp(job: JsonDict) -> list[float]:
     """Seconds of each round: every payload sent to its process, and as many bytes received back."""
-    nbytes, processes, seconds = job["nbytes"], job["processes"], []
+    nbytes = job["nbytes"]
+    processes = job["processes"]
+    seconds = []
     payload = np.ones(nbytes, np.uint8).data
 
     def carry(k: int) -> None:
@@ -109,10 +111,13 @@ def mean(job: JsonDict) -> list[float]:
     import torch
 
     torch.set_num_threads(1)
-    n, count = job["nbytes"] // 4, job["payloads"]
+    n = job["nbytes"] // 4
+    count = job["payloads"]
     values = [torch.ones(n) for _ in range(min(8, count))]
-    total, made = torch.zeros(n, dtype=torch.float64), torch.zeros(n)
-    wide, seconds = torch.zeros(BLOCK, dtype=torch.float64), []
+    total = torch.zeros(n, dtype=torch.float64)
+    made = torch.zeros(n)
+    wide = torch.zeros(BLOCK, dtype=torch.float64)
+    seconds = []
     for _ in range(job["rounds"] + ROUNDS_FIRST):
         begun = time.perf_counter()
         for start in range(0, n, BLOCK):

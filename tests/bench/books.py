@@ -23,7 +23,9 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.wire import messages as m
 from tests.bench.run import ENVIRONMENT, cell, spread
 
-TASK, REPLY = {"state": 9640}, {"state": 9640, "statistics": 24}  # bytes of payload
+# Bytes of payload.
+TASK = {"state": 9640}
+REPLY = {"state": 9640, "statistics": 24}
 HEADER = 180  # bytes of a message's header and framing, without client and round
 
 

@@ -156,7 +156,8 @@ def _w6(
     untimed: int = 2,
 ) -> JsonDict:
     if device == "cpu":
-        rounds, untimed = 1, 2
+        rounds = 1
+        untimed = 2
         train = {**train, **({"pack": 4} if "pack" in train else {})}
     work = replace(_work(device), rounds=rounds)
     how = {"device": device, "train": train, "untimed": untimed, "seconds": RUN_S}
@@ -195,9 +196,11 @@ def _trained(
 
     from tests.bench import pack
 
-    clients, times = 10, 3
+    clients = 10
+    times = 3
     if device == "cpu":
-        clients, times = 2, 1
+        clients = 2
+        times = 1
         WORKLOADS[size] = replace(WORKLOADS[size], samples=8, batch_size=4)
     with _recorded(name, train, size=size, clients=clients) as record:
         made = pack.Clients(size, clients, device, train)

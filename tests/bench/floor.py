@@ -58,7 +58,9 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
     die_with_parent(parent)  # else it would wait at the barrier for one that was killed
     torch.set_num_threads(1)
     capacity.keep_freed_memory()
-    shape, n, size = tuple(work["shape"]), work["samples"], work["batch_size"]
+    shape = tuple(work["shape"])
+    n = work["samples"]
+    size = work["batch_size"]
     model = models.build(work["model"], shape, 10, 0)
     torch.backends.cuda.matmul.allow_tf32 = work.get("tf32", False)
     torch.backends.cudnn.allow_tf32 = work.get("tf32", False)
@@ -75,7 +77,8 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
         )
         for _ in range(min(8, work["per_round"]))
     ]
-    loss, parameters = nn.CrossEntropyLoss(), list[torch.Tensor](model.parameters())
+    loss = nn.CrossEntropyLoss()
+    parameters = list[torch.Tensor](model.parameters())
     plain: JsonDict = {"fused": True, "lr": work["lr"], "momentum": 0.0, "weight_decay": 0.0}
     plain |= {"dampening": 0.0, "nesterov": False, "maximize": False}
 
@@ -83,7 +86,8 @@ def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
         x, y = data[number % len(data)]
         buffers: list[torch.Tensor | None] = [None] * len(parameters)
         index = torch.randperm(n, generator=draw).to(device)
-        xs, ys = x.index_select(0, index), y.index_select(0, index)
+        xs = x.index_select(0, index)
+        ys = y.index_select(0, index)
         if innermost and xs.dim() == 4:
             xs = xs.contiguous(memory_format=torch.channels_last)
         for step, start in enumerate(range(0, n, size)):

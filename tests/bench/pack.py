@@ -41,7 +41,8 @@ class Clients:
         config = configuration.from_mapping(work.config(1000, train=train), "the benchmark")
         determinism.set_switches(config.train)
         self.built = build.build(config)
-        self.m, self.device = m, device
+        self.m = m
+        self.device = device
         self.data = [self.built.known_federation.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)

@@ -107,7 +107,8 @@ def main(path: str) -> None:
                 ipc_mode=IPCMode.SHARED_MEMORY,
             )
         while not server.if_stop():
-            begun, before = time.perf_counter(), processor()
+            begun = time.perf_counter()
+            before = processor()
             clients.local_process(server.downlink_package(), server.sample_clients())
             for reply in clients.uplink_package():
                 server.load(reply)

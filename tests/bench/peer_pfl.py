@@ -63,7 +63,8 @@ def main(path: str) -> None:
 
     draw = torch.Generator().manual_seed(0)
     device = torch.device(work["device"])
-    n, count = work["samples"], work["clients"]
+    n = work["samples"]
+    count = work["clients"]
     xs = torch.randn((count * n, *work["shape"]), generator=draw).to(device)
     ys = torch.randint(0, 10, (count * n,), generator=draw).to(device)
 

@@ -41,7 +41,9 @@ PATIENCE_S = 120.0  # for a server to listen, and to end
 AT_ONCE = 500  # connections that are not welcomed yet: a server hangs up on too many of those
 
 # ZMTP 3.1 (rfc.zeromq.org/spec/37): flags of a frame, and what a client says first.
-MORE, LONG, COMMAND = 1, 2, 4
+MORE = 1
+LONG = 2
+COMMAND = 4
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
 
@@ -67,14 +69,16 @@ def measure(clients: int, folder: Path) -> dict[str, float]:
     clients'. At least three rounds are timed.
     """
     folder.mkdir(parents=True)
-    rounds, mapping = _rounds(clients), _config(clients)
+    rounds = _rounds(clients)
+    mapping = _config(clients)
     config = folder / "config.yaml"
     config.write_text(json.dumps(mapping), encoding="utf-8")
     words = [sys.executable, "-m", "fednet.cli.server", str(config), "--quiet"]
     words += ["--bind", "tcp://127.0.0.1:0", "--out", str(folder)]
     server = subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     try:
-        place, until = folder / "bench" / "server.json", time.monotonic() + PATIENCE_S
+        place = folder / "bench" / "server.json"
+        until = time.monotonic() + PATIENCE_S
         while not place.exists():
             if server.poll() is not None or time.monotonic() > until:
                 server.kill()
@@ -97,7 +101,8 @@ def measure(clients: int, folder: Path) -> dict[str, float]:
                 f"{len(row['completed'])} of {clients} clients completed round {row['round']}: the "
                 f"server lost the others ({next(iter(row['dropped'].values()), '')})."
             )
-    (began, before), (ended, after) = times[FIRST], times[-1]
+    began, before = times[FIRST]
+    ended, after = times[-1]
     replies = clients * (len(times) - 1 - FIRST)
     return {
         "a_second": replies / (ended - began),
@@ -223,7 +228,9 @@ class IdleClients:
     def __init__(
         self, clients: int, address: tuple[str, int], layout: str, reply: tuple[m.Reply, bytes]
     ) -> None:
-        self._clients, self._address, self._layout = clients, address, layout
+        self._clients = clients
+        self._address = address
+        self._layout = layout
         self._reply, self._body = reply
         self._welcomed: list[Fake] = []
         self._beat_s = 2.0
@@ -233,8 +240,10 @@ class IdleClients:
         """Take part until the server says that the run is over. Return what `note` returned at the
         first task of each round.
         """
-        found, selector = list[tuple[float, float]](), selectors.DefaultSelector()
-        beaten, come = time.monotonic(), 0
+        found = list[tuple[float, float]]()
+        selector = selectors.DefaultSelector()
+        beaten = time.monotonic()
+        come = 0
         while not self._over:
             while come < min(self._clients, len(self._welcomed) + AT_ONCE):
                 fake = Fake(come, self._address)
@@ -260,7 +269,9 @@ class IdleClients:
         if what is None:
             fake.say(m.Join(worker=f"fake{fake.client}", ids=[fake.client]))
         elif what == "welcome":
-            run, inc, self._beat_s = fields["run"], fields["inc"], fields["beat_s"]
+            run = fields["run"]
+            inc = fields["inc"]
+            self._beat_s = fields["beat_s"]
             self._reply = msgspec.structs.replace(self._reply, run=run, inc=inc)
             self._welcomed.append(fake)
             if len(self._welcomed) == self._clients:

@@ -29,7 +29,11 @@ BLAZEFL = str(Path(__file__).with_name("peer_blazefl.py"))
 def bench(work: Workload, repeat: int, out: Path, workers: int | None = None) -> JsonDict:
     """Seconds a round of both, their ratio pair by pair, phases, memory, start-up."""
     workers = workers or placement.cores()
-    floors, tcp, means, ours, imports = [], [], [], [], []
+    floors = []
+    tcp = []
+    means = []
+    ours = []
+    imports = []
     for k in range(repeat):
         imports.append(_import())
         floors.append(yardstick(FLOOR, work, processes=workers)["seconds"])

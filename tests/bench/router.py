@@ -29,7 +29,9 @@ BATCH = 512  # messages that are read before their lines are written
 
 def main(path: str) -> None:
     job = json.loads(Path(path).read_text())
-    clients, rounds, body = job["clients"], job["rounds"], bytes.fromhex(job["body"])
+    clients = job["clients"]
+    rounds = job["rounds"]
+    body = bytes.fromhex(job["body"])
     form = [m.Field(*field) for field in job["form"]]
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.setsockopt(zmq.BACKLOG, 1024)
@@ -54,11 +56,14 @@ def main(path: str) -> None:
             key = m.Key(round, 0, 0, client)
             say(client, m.Task(run="floor", inc=1, key=key, form=form, size=len(body)), body)
 
-    round, ready, replied = 0, 0, 0
+    round = 0
+    ready = 0
+    replied = 0
     with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as book:
         while round <= rounds:
             socket.poll()
-            kept, booked = list[bytes](), list[dict[str, object]]()
+            kept = list[bytes]()
+            booked = list[dict[str, object]]()
             for _ in range(BATCH):
                 try:
                     connection, header, *rest = socket.recv_multipart(zmq.NOBLOCK)
@@ -86,7 +91,8 @@ def main(path: str) -> None:
                 booked.append({**row, "direction": "up", "bytes": crossed})
                 replied += 1
                 if replied == clients:
-                    replied, round = 0, round + 1
+                    replied = 0
+                    round = round + 1
                     total[:] = 0.0
                     begin(round)
             log.write(b"".join(kept))

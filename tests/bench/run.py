@@ -107,11 +107,14 @@ def fednet(
         file = run / "rounds.jsonl"
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
-    pss, peak, looks = 0, 0, list[tuple[float, float, float]]()
+    pss = 0
+    peak = 0
+    looks = list[tuple[float, float, float]]()
     server = server_pss = client_pss = 0
     try:
         while process.poll() is None and time.time() < begun + seconds:
-            everyone, own = list(family(process.pid)), 0.0
+            everyone = list(family(process.pid))
+            own = 0.0
             if (run / "server.json").exists():
                 server = json.loads((run / "server.json").read_text())["pid"]
                 peak = max(peak, memory_bytes(server, "status", "VmHWM"))
@@ -141,7 +144,8 @@ def fednet(
     looks = [look for look in looks if ends[untimed - 1] <= look[0] <= ends[-1]]
     spent = own = 0.0  # processor seconds a second, of all and of the server
     if len(looks) > 1:
-        (began, all_before, own_before), (ended, all_after, own_after) = looks[0], looks[-1]
+        began, all_before, own_before = looks[0]
+        ended, all_after, own_after = looks[-1]
         spent = (all_after - all_before) / (ended - began)
         own = (own_after - own_before) / (ended - began)
     ready = next(e["time"] for e in events if e["type"] == "ready")
@@ -175,7 +179,9 @@ def aside(words: Sequence[str], job: JsonMapping, limit_s: float = math.inf) -> 
     ):
         json.dump(job, file)
         file.flush()
-        begun, pss, cpu = time.monotonic(), 0, 0.0
+        begun = time.monotonic()
+        pss = 0
+        cpu = 0.0
         process = subprocess.Popen([*words, file.name], stdout=out, stderr=err, env=ENVIRONMENT)
         try:
             while process.poll() is None:

@@ -53,7 +53,8 @@ def terms(protocol: str, n: int, gone: int, entries: int) -> Terms:
     """The terms of a round of n clients."""
     point = FixedPoint(BITS, 1.0)
     order = draw_order(n, seeds.rng(0, "secagg/graph", n))
-    cohort, context = tuple(range(n)), b"bench"
+    cohort = tuple(range(n))
+    context = b"bench"
     return Terms(  # type: ignore[arg-type]
         protocol,  # type: ignore[arg-type]
         cohort,
@@ -75,8 +76,11 @@ def machines(protocol: str, n: int, lost: float, entries: int) -> JsonDict:
         return record | _plain(n, gone, entries)
     t = terms(protocol, n, len(gone), entries)
     clients = {c: SecureClient(t, c) for c in t.cohort}
-    server, vector = SecureServer(t), np.zeros(entries, dtype=np.int64)
-    up, down, work = Counter[str](), 0, {"client": 0.0, "server": 0.0}
+    server = SecureServer(t)
+    vector = np.zeros(entries, dtype=np.int64)
+    up = Counter[str]()
+    down = 0
+    work = {"client": 0.0, "server": 0.0}
     while (step := server.step) is not None:
         gathered = Gathered()
         for c in server.asked:
@@ -109,7 +113,8 @@ def machines(protocol: str, n: int, lost: float, entries: int) -> JsonDict:
 
 def _plain(n: int, gone: set[int], entries: int) -> JsonDict:
     """Updates of float32, summed in float64."""
-    update, total = np.ones(entries, dtype=np.float32), np.zeros(entries)
+    update = np.ones(entries, dtype=np.float32)
+    total = np.zeros(entries)
     begun = time.process_time()
     for _ in range(n - len(gone)):
         total += update

@@ -209,12 +209,14 @@ def test_the_command_prints_a_line_and_writes_the_figures(tmp_path, capsys, monk
 
 
 def test_bytes_of_secure_aggregation_are_those_that_the_papers_count():
-    n, d = 10, 1000
+    n = 10
+    d = 1000
     plain, pairs, graph = (secagg.machines(p, n, 0.0, d) for p in secagg.PROTOCOLS)
     assert (plain["up_bytes"], plain["down_bytes"]) == (4 * d, 4 * d)
     # keys 3 * 32; a digest and n - 1 times id, two shares of 36, tag; d entries of 4 bytes; a
     # signature; n times id and share
-    shares, unmask = 32 + 9 * (4 + 72 + 16), 10 * (4 + 36)
+    shares = 32 + 9 * (4 + 72 + 16)
+    unmask = 10 * (4 + 36)
     assert pairs["up"] == {
         "keys": 96,
         "shares": shares,

@@ -56,7 +56,9 @@ class Mallory(Peer):
     def __init__(self, address: str, keys: Any = None, wait: bool = True) -> None:
         super().__init__()
         self.transport = ZmqClient(address, keys=keys, on_refused=lambda reason, where: None)
-        self.run, self.inc, self.open = "", 0, False
+        self.run = ""
+        self.inc = 0
+        self.open = False
         if wait:
             self.listen(lambda: self.open)
 
@@ -70,7 +72,8 @@ class Mallory(Peer):
             elif isinstance(event, Received):
                 message, body = decode_from_server(event.frames)
                 if isinstance(message, m.Welcome):
-                    self.run, self.inc = message.run, message.inc
+                    self.run = message.run
+                    self.inc = message.inc
                 self.heard.append((message, body))
                 fresh.append(message)
         return fresh
@@ -98,7 +101,8 @@ def reply(exp: Experiment, key: m.Key, weight: float) -> tuple[m.Reply, bytes]:
 
 
 def packed(key: m.Key, encoded: Encoded) -> tuple[m.Reply, bytes]:
-    body, form = bytes(encoded.body.whole()), list(encoded.form)
+    body = bytes(encoded.body.whole())
+    form = list(encoded.form)
     return m.Reply(key=key, form=form, size=len(body), check=encoded.body.check()), body
 
 

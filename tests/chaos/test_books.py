@@ -32,7 +32,8 @@ def booked(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def agree(directory: Path) -> None:
     """The summary, wire.jsonl, the declarations and the report say the same."""
-    said, rows = summary(directory), lines(directory / "wire.jsonl")
+    said = summary(directory)
+    rows = lines(directory / "wire.jsonl")
     both = booked(rows)
     assert {way: said["bytes"][way] for way in both} == both
     assert said["bytes"]["total"] == sum(both.values())

@@ -49,7 +49,8 @@ def greet(address: str, many: int, stack: ExitStack) -> None:
 def test_strangers_leave_a_server_the_descriptors_of_its_files_and_clients(tmp_path, curve):
     """They connect from the moment at which the address is known."""
     keys.lab(tmp_path / "keys", 4)
-    server, site = list[Any](), list[Any]()
+    server = list[Any]()
+    site = list[Any]()
     if curve:
         server = ["--keys", tmp_path / "keys"]
         site = ["--keys", tmp_path / "keys" / "clients" / "all.key"]
@@ -94,7 +95,8 @@ def list_opens(path: Path) -> None:
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     reaching = descriptors.reaching.__code__
     listens = False
-    listen, close = ZmqServer.listen, ZmqServer.close
+    listen = ZmqServer.listen
+    close = ZmqServer.close
 
     def listen_then(self: ZmqServer) -> None:
         nonlocal listens
@@ -113,7 +115,8 @@ def list_opens(path: Path) -> None:
             return
         if event == "mmap.__new__" and args[0] < 0:  # memory
             return
-        frame, callers = sys._getframe(1), list[str]()
+        frame = sys._getframe(1)
+        callers = list[str]()
         while frame is not None:
             if frame.f_code is reaching:
                 return
@@ -121,7 +124,8 @@ def list_opens(path: Path) -> None:
             frame = frame.f_back
         os.write(out, f"{event} {args[0]} by {' '.join(callers)}\n".encode())
 
-    ZmqServer.listen, ZmqServer.close = listen_then, close_then  # type: ignore[method-assign]
+    ZmqServer.listen = listen_then  # type: ignore[method-assign]
+ZmqServer.close = close_then  # type: ignore[method-assign]
     sys.addaudithook(heard)
 
 

@@ -109,7 +109,8 @@ def message(exp, key: m.Key, down, **more) -> tuple[m.Task, bytes]:
     """Return the task that sends `down`, and its body."""
     encoded = exp.down.encode(down, Compression(lambda name: np.random.default_rng(0)))
     body = bytes(encoded.body.whole())
-    form, check = list(encoded.form), encoded.body.check()
+    form = list(encoded.form)
+    check = encoded.body.check()
     return m.Task(key=key, form=form, size=len(body), check=check, **more), body
 
 
@@ -122,7 +123,8 @@ def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
 def samples(file: Path, n: int = 8, y=None) -> Path:
     """Write n samples of two classes, for training and for tests."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    x, y = np.zeros((n, 4), np.float32), np.arange(n) % 2 if y is None else y
+    x = np.zeros((n, 4), np.float32)
+    y = np.arange(n) % 2 if y is None else y
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
     return file
 
@@ -170,7 +172,8 @@ def test_a_folder_of_something_else_is_neither_written_nor_cut_nor_pruned(tmp_pa
 @pytest.mark.parametrize("there", [True, False])
 def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
     """Whether they are there makes no difference: no oracle."""
-    secret, own = tmp_path / "secret", tmp_path / "own"
+    secret = tmp_path / "secret"
+    own = tmp_path / "own"
     own.mkdir()
     if there:
         samples(secret / "x.npz")
@@ -315,17 +318,21 @@ class SumTaker:
     """
 
     def __init__(self, server: Liar, exp) -> None:
-        self.server, self.exp, self.failed = server, exp, list[str]()
+        self.server = server
+        self.exp = exp
+        self.failed = list[str]()
 
     def total(self, run: str, lost: int | None, **changes) -> np.ndarray | None:
         """Return the sum of round 1 in a run of that name, without the vector of the lost one."""
-        server, exp = self.server, self.exp
+        server = self.server
+        exp = self.exp
         server.welcome |= {"run": run, "config": told(**SECURE, **changes)}
         server.heard.clear()
         if server.conn:
             server.transport.hang_up(server.conn)
         server.listen(lambda: server.said(m.Ready))
-        method, inner = exp.algorithm, exp.algorithm.init_server(exp.initial_shared)
+        method = exp.algorithm
+        inner = exp.algorithm.init_server(exp.initial_shared)
         machine = SecureServer(method.terms(1))
         for phase, step in enumerate(method.steps):
             gathered = Gathered()
@@ -341,7 +348,8 @@ class SumTaker:
         return machine.total
 
     def ask(self, key: m.Key, down) -> bytes | None:
-        server, exp = self.server, self.exp
+        server = self.server
+        exp = self.exp
         server.say(*message(exp, key, down))
 
         def came() -> list:
@@ -385,7 +393,8 @@ def test_two_sums_whose_difference_is_one_update_are_not_given(tmp_path, run, ch
 
 
 # -- the policy ------------------------------------------------------------------------------------
-LARGE, LITTLE = {"name": "mlp", "hidden": [5000, 4]}, {"name": "mlp", "hidden": [4]}
+LARGE = {"name": "mlp", "hidden": [5000, 4]}
+LITTLE = {"name": "mlp", "hidden": [4]}
 BUDGET = "privacy: {clip: 1.0, noise: 2.0}"
 
 

@@ -48,7 +48,8 @@ Reader = Callable[[], object]
 
 def tensors(seed: int) -> Tensors:
     draw = torch.Generator().manual_seed(seed)
-    parameters, buffers = torch.randn(40, generator=draw), torch.randn(6, generator=draw)
+    parameters = torch.randn(40, generator=draw)
+    buffers = torch.randn(6, generator=draw)
     return Tensors(LAYOUT, parameters, buffers, torch.tensor([seed]))
 
 
@@ -93,8 +94,10 @@ def spool(draw: random.Random, folder: Path) -> Reader:
     journal = journal_in(folder)
     made = Inbox(folder, journal, lambda replies, bodies: [None] * len(replies))
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
-        key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
-        form, check = [m.Field("x", "state", size, size)], digest([data])
+        key = m.Key(1, 0, client % 2, client)
+        data = draw.randbytes(size)
+        form = [m.Field("x", "state", size, size)]
+        check = digest([data])
         message = m.Reply(
             key=key, form=form, size=size, check=check, state="ab" * 32, kept=True, seconds=0.5
         )
@@ -129,7 +132,8 @@ def state(draw: random.Random, folder: Path) -> Reader:
     store.save(3, "2-0-0", record, tensors(2))
 
     def read() -> object:
-        kept, local = store.load(3, "2-0-0", record.sha256), store.local(3, "2-0-0")
+        kept = store.load(3, "2-0-0", record.sha256)
+        local = store.local(3, "2-0-0")
         assert local is not None
         return state_sha256(kept), local.sha256()
 
@@ -226,7 +230,8 @@ THINGS = {
 @pytest.mark.timeout(0 if TRIALS > 150 else 300)
 @pytest.mark.parametrize("name", THINGS)
 def test_what_was_damaged_is_the_same_or_an_error(name, tmp_path):
-    draw, found = random.Random(name), Counter[str]()
+    draw = random.Random(name)
+    found = Counter[str]()
     read = THINGS[name](draw, tmp_path)
     whole = read()
     for _ in range(TRIALS):
@@ -253,7 +258,8 @@ def test_a_run_of_which_a_file_was_damaged_continues_as_it_would_or_says_so(name
     again = tmp_path / "again" / stopped.name
     outcomes = ("log", "code", "personal")
     made_again = ("summary.json", "status.json", "partition.json", "model.safetensors")
-    draw, found = random.Random(5), Counter[str]()
+    draw = random.Random(5)
+    found = Counter[str]()
     for _ in range(TRIALS // 15):
         shutil.rmtree(again, ignore_errors=True)
         ignored = shutil.ignore_patterns(*outcomes, *made_again, "config.yaml")

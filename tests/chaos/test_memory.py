@@ -73,7 +73,8 @@ class Attack:
     """
 
     def __init__(self, address: str, folder: Path) -> None:
-        self.address, self.folder = address, folder
+        self.address = address
+        self.folder = folder
         host, port = address.removeprefix("tcp://").split(":")
         self.place = (host, int(port))
         self.server = keys.load(folder / "server.key").public
@@ -206,7 +207,8 @@ class Attack:
             insider.say(m.Join(worker="poison", ids=[0]))
             insider.listen(lambda: bool(insider.run) or not insider.open)
             insider.say(m.Ready(layout=self.exp.shared.digest))
-            beaten, taken = 0.0, None
+            beaten = 0.0
+            taken = None
             while insider.open and not self._stop.is_set():
                 if time.monotonic() - beaten > 0.1:
                     beaten = time.monotonic()
@@ -221,7 +223,8 @@ class Attack:
                         self.earlier.append((whole, *([] if body is None else [body])))
                         insider.frames(*self.earlier[-1])
                     self.sent["tasks"] += 1
-                    beaten, taken = 0.0, time.monotonic()
+                    beaten = 0.0
+                    taken = time.monotonic()
                 # What was announced last was never sent.
                 if taken is not None and time.monotonic() - taken > 1.0:
                     return
@@ -266,7 +269,8 @@ def test_memory_stays_within_what_is_declared_while_peers_do_their_worst(tmp_pat
         fed.server("--keys", tmp_path / "keys")
         fed.until(lambda: len(fed.rounds()) >= 5)
         before = memory(fed.last.pid, "VmHWM")
-        calm, end = len(fed.rounds()), time.monotonic() + seconds
+        calm = len(fed.rounds())
+        end = time.monotonic() + seconds
         with Attack(read_server(fed.path)[0], tmp_path / "keys") as attack:
 
             def enough() -> bool:

@@ -80,7 +80,8 @@ def test_a_run_whose_clients_have_left_for_good_ends_with_all_saved(tmp_path):
     with pytest.raises(CannotGoOn, match=r"there are never 1 clients at once \(availability.trace"):
         in_process(tmp_path / "run", **changes)
     fed = Federation(tmp_path / "run", **changes)
-    done, last = len(fed.rounds()), fed.rounds()[-1]
+    done = len(fed.rounds())
+    last = fed.rounds()[-1]
     assert 0 < done < 6
     assert last["second"] + last["seconds_virtual"] >= 3  # the round in which they left too
     assert read_manifest(fed.path / "checkpoint")[0].round == done

@@ -64,7 +64,8 @@ def test_a_killed_worker_is_started_again_and_its_large_task_given_to_another(tm
         assert len({e["pid"] for e in fed.events("joined")}) == 3
         fed.check(killed=1)
         assert all(r["useful"] == r["predicted"] for r in fed.rounds())
-        rows, last = fed.lines("wire.jsonl"), fed.events("kernel")[-1]
+        rows = fed.lines("wire.jsonl")
+        last = fed.events("kernel")[-1]
         lost = sum(r["bytes"] for r in rows if r.get("lost"))
         assert last["received"] == last["booked_up"]
         assert 0 <= last["booked_down"] - last["sent"] <= lost

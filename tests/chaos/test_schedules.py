@@ -37,7 +37,8 @@ def schedule(method: str, seed: int, losing: bool) -> list[dict[str, object]]:
     """Return for each round one or two faults that lose no reply and a crash of the server;
     losing: also a lost client.
     """
-    draw, found = seeds.rng(seed, f"chaos/{method}"), list[dict[str, object]]()
+    draw = seeds.rng(seed, f"chaos/{method}")
+    found = list[dict[str, object]]()
     for round in (1, 2, 3):
         for client in draw.choice(4, size=int(draw.integers(1, 3)), replace=False):
             one = {"client": int(client), "kind": str(draw.choice(HARMLESS))}
@@ -105,7 +106,8 @@ def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(tm
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_schedules_for_as_long_as_asked(tmp_path):
-    end, seed = time.monotonic() + 60 * float(os.environ.get("FEDNET_CHAOS_MINUTES", "2")), SEED
+    end = time.monotonic() + 60 * float(os.environ.get("FEDNET_CHAOS_MINUTES", "2"))
+    seed = SEED
     while time.monotonic() < end:
         seed += 1
         print("seed", seed, flush=True)
@@ -122,7 +124,9 @@ class BadServer:
     """
 
     def __init__(self, inner: Any, plan: Mapping[Any, Any]) -> None:
-        self.inner, self.plan, self.sent = inner, plan, itertools.count()
+        self.inner = inner
+        self.plan = plan
+        self.sent = itertools.count()
         self.draw = seeds.rng(SEED, "network")
         # Late messages, and until when, in the order in which they came.
         self.held: dict[tuple[bool, bytes], deque[tuple[float, Received]]] = {}
@@ -162,7 +166,9 @@ class BadServer:
 
     def passing(self, up: bool, message: Received) -> list[Received]:
         """What of a message passes now."""
-        kind, frames, found = self.fault(up), [bytes(f) for f in message.frames], [message]
+        kind = self.fault(up)
+        frames = [bytes(f) for f in message.frames]
+        found = [message]
         if kind == "cut":
             self.inner.hang_up(message.conn)
             return []

@@ -33,7 +33,8 @@ class Late(msgspec.Struct):
 
 
 def test_runs_of_several_threads_begin_one_by_one_and_no_struct_is_first_met_by_two(monkeypatch):
-    inside, most = [0], [0]
+    inside = [0]
+    most = [0]
 
     def reading(*_: object, **__: object) -> None:
         inside[0] += 1

@@ -94,7 +94,8 @@ def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
 
 
 def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
-    port, seen = free(), []
+    port = free()
+    seen = []
 
     class Looker(Metrics):
         def round_done(self, record):
@@ -109,7 +110,8 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
 
 
 def test_connections_that_ask_for_nothing_take_a_few_threads_and_leave_a_reader_its_place():
-    port, before = free(), threading.active_count()
+    port = free()
+    before = threading.active_count()
     with Metrics(str(port), quiet=True), ExitStack() as stack:
         for number in range(20 * MAX_CONNECTIONS):
             idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))

@@ -11,7 +11,8 @@ from fednet.world.presence import available
 
 def test_how_many_are_available_is_counted_over_a_week_or_until_the_last_has_left():
     """One is there for the first half of each hour, one always: 1.5 in the mean."""
-    half, whole = Presence(((0.0, 1800.0),), 3600.0), Presence(((0.0, 3600.0),), 3600.0)
+    half = Presence(((0.0, 1800.0),), 3600.0)
+    whole = Presence(((0.0, 3600.0),), 3600.0)
     found = available([half, whole])
     assert len(found) == 7 * 24 * 6
     assert found.mean() == pytest.approx(1.5, abs=0.01)

@@ -62,7 +62,8 @@ def test_a_budget_holds_over_runs_and_processes_and_what_would_spend_more_does_n
     pytest.importorskip("dp_accounting")
     two, three = (epsilon({8.0: n}, 1e-3) for n in (2, 3))
     assert two < three
-    one, other = Answers(file, (two, 1e-3)), Answers(file, (two, 1e-3))
+    one = Answers(file, (two, 1e-3))
+    other = Answers(file, (two, 1e-3))
     one.account(QUESTION, "first", SECTION)
     other.account(QUESTION, "first", SECTION)  # the same
     other.account(Question("another", 1, 0, b"asked"), "second", SECTION)

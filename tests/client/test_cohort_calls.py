@@ -17,7 +17,9 @@ from fednet.training import packed
 
 pytestmark = pytest.mark.long
 
-FEW, MANY = 8, 16  # clients in a round
+# Clients in a round.
+FEW = 8
+MANY = 16
 RUN = {
     "rounds": 4,
     "clients": MANY,

@@ -79,7 +79,8 @@ def test_a_slow_client_takes_so_many_times_as_long_and_a_delay_comes_on_top(monk
 
 
 def test_a_reply_is_doubled_and_nothing_else_that_is_sent_with_it():
-    reply, part = p.Out(m.Reply(key=KEY, form=[], size=0)), p.Out(m.Part(key=KEY, index=0))
+    reply = p.Out(m.Reply(key=KEY, form=[], size=0))
+    part = p.Out(m.Part(key=KEY, index=0))
     assert PlannedFaults({"duplicate": 0.0}).apply_to([reply, part]) == [reply, part, reply]
     assert PlannedFaults({"disconnect": 0.0}).after() == [p.Reconnect()]
 

@@ -150,7 +150,8 @@ def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):
     """
     method = {"name": "scaffold"}
     with Federation(tmp_path, rounds=2, algorithm=method, model={"hidden": [640]}) as fed:
-        talks, quiet = fed.client("0-1"), fed.client("2-3", "--quiet")
+        talks = fed.client("0-1")
+        quiet = fed.client("2-3", "--quiet")
         fed.server()
         fed.finish()
         assert quiet.said() == ""
@@ -174,7 +175,8 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     left = weakref.ref(body)
     given = DoTask(m.Task(key=key, form=[], size=0, check=b""), memoryview(b""))
     reply = m.Reply(key=key, form=[], size=2_000_000)
-    lines, said = RoundLines(), []
+    lines = RoundLines()
+    said = []
     lines.say = said.append
     lines.began(key)
     lines.add_answer(FinishedTask(given, EncodedReply(reply, body, samples=60)))

@@ -82,7 +82,8 @@ def test_the_threads_of_a_pack_compute_with_the_switches_of_the_run(tmp_path, mo
     found = set[tuple[bool, bool, int]]()
 
     def watched(*args):
-        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        cuda = torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
         found.add((cuda.allow_tf32, cudnn.allow_tf32, torch.get_num_threads()))
         descend(*args)
 
@@ -102,7 +103,8 @@ def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_c
 ):
     run = rooms.merged(RUN, {"rounds": 1, "participation": tasks_in_a_round})
     expected = rooms.hashes(rooms.run(tmp_path / "room", **run))
-    work, turns = Worker.work, itertools.count()
+    work = Worker.work
+    turns = itertools.count()
 
     def crowded(self, *given, **named):
         if next(turns) < short:

@@ -21,7 +21,9 @@ class Lane:
     """What packs see of a lane."""
 
     def __init__(self, name: int, kind: str = "a", fails: BaseException | None = None) -> None:
-        self.name, self.kind, self.fails = name, (kind,), fails
+        self.name = name
+        self.kind = (kind,)
+        self.fails = fails
         self.scratch = SimpleNamespace(device=torch.device("cpu"))
         self.run: Any = None
         self.error: BaseException | None = None
@@ -176,7 +178,8 @@ def test_gradients_are_computed_in_a_pack_whatever_its_tasks_have_switched_off(s
 
 def test_a_model_is_checked_until_a_pack_of_it_was_accepted(scene, monkeypatch):
     s = scene(1)
-    checked, refusal = [], ConfigError("the model cannot be packed")
+    checked = []
+    refusal = ConfigError("the model cannot be packed")
 
     def check(task, lane):
         checked.append(lane.name)

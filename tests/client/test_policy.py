@@ -35,7 +35,8 @@ def table(
     columns: list[str] | None = None,
     width: int = 3,
 ) -> Data:
-    x, y = np.zeros((60, width), np.float32), np.arange(60) % 2
+    x = np.zeros((60, width), np.float32)
+    y = np.arange(60) % 2
     return Data(train=(x, y), test=(x, y), classes=2)
 
 
@@ -155,7 +156,8 @@ def test_a_process_serves_only_clients_that_the_policy_names(
 ) -> None:
     file = tmp_path / "site.yaml"
     file.write_text(f"ids: {named}\n")
-    own, clients = policy(file, None, None), ids.parse(asked)
+    own = policy(file, None, None)
+    clients = ids.parse(asked)
     welcome = Welcome(
         run="r",
         session="s",

@@ -27,7 +27,9 @@ class Fake:
     """The memory of all devices that a test has: `size`, of which one task takes `each`."""
 
     def __init__(self, monkeypatch, size: int, each: int, device: str = "fake") -> None:
-        self.size, self.each, self.released = size, each, 0
+        self.size = size
+        self.each = each
+        self.released = 0
         monkeypatch.setattr(slots, "MEASURED", (device,))
         for name in ("max_memory_reserved", "memory_reserved", "mem_get_info", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
@@ -130,8 +132,11 @@ def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
     s, _ = made(inline=inline)
     if inline:
         s.pack([Packs(4, None)], 4)
-    lock, over = threading.Lock(), threading.Event()
-    at_once, most, done = 0, 0, []
+    lock = threading.Lock()
+    over = threading.Event()
+    at_once = 0
+    most = 0
+    done = []
 
     def call(device: int, number: int) -> None:
         nonlocal at_once, most
@@ -169,7 +174,10 @@ def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
 
 
 def test_packed_clients_meet_in_one_thread_and_the_end_comes_after_all(made, monkeypatch):
-    trained, ends, threads, queued = [], [], set(), threading.Event()
+    trained = []
+    ends = []
+    threads = set()
+    queued = threading.Event()
 
     def descend(lanes, *rest):
         trained.append(len(lanes))
@@ -234,8 +242,11 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
     # Room for four, says the first; there is none for two.
     Fake(monkeypatch, 100, 20, "cpu")
-    work, changed, short = Worker.work, threading.Condition(), []
-    at_work, done = Counter(), Counter()
+    work = Worker.work
+    changed = threading.Condition()
+    short = []
+    at_work = Counter()
+    done = Counter()
 
     def crowded(self, task, body, step, **more):
         with changed:

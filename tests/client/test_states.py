@@ -23,7 +23,9 @@ sys.stdin.read()
 
 
 def test_a_client_is_hosted_by_one_process_unless_one_launcher_started_them(tmp_path):
-    first, second, third = StatesHold(), StatesHold(), StatesHold()
+    first = StatesHold()
+    second = StatesHold()
+    third = StatesHold()
     first.take(tmp_path, [0, 1, 2])
     second.take(tmp_path, [3])
     with pytest.raises(ConfigError, match=f"the state of client 2 .* by process {os.getpid()} on"):

@@ -25,7 +25,8 @@ def watched(monkeypatch):
 
 def test_tensors_that_all_tasks_have_are_read_twice_however_many_there_are(watched):
     them, taken = watched
-    x, own = tensors(), tensors()
+    x = tensors()
+    own = tensors()
     for _ in range(7):
         them.lend([x])
     them.lend([x, own])
@@ -38,7 +39,8 @@ def test_tensors_that_all_tasks_have_are_read_twice_however_many_there_are(watch
 @pytest.mark.parametrize("part", ["vector", "buffers"])
 def test_a_change_is_found_out_when_the_last_task_that_could_see_it_ends(watched, part):
     them, _ = watched
-    x, other = tensors(), tensors()
+    x = tensors()
+    other = tensors()
     them.lend([x])
     them.lend([x, other])
     getattr(x, part).numpy()[:] = 1

@@ -105,7 +105,8 @@ def test_every_client_can_be_evaluated_even_one_never_selected(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_crosses_is_as_declared_and_as_listed(name):
     run = one_round(name)
-    algorithm, shared = run.algorithm, run.setting.shared
+    algorithm = run.algorithm
+    shared = run.setting.shared
     crossed = [0, 0]  # parameters down and up, of one client
     for exchange, trip in zip(algorithm.exchanges, run.trips):
         assert exchange.up.fields["run"].form == "run"
@@ -146,7 +147,9 @@ def test_killed_and_resumed_after_every_step_the_bits_are_the_same(name):
 def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replies(name):
     """By `weight` losses are averaged, and shares of clients bounded (`round.max_share`)."""
     run = one_round(name)
-    algorithm, server, ups = run.algorithm, run.servers[0], run.trips[0]
+    algorithm = run.algorithm
+    server = run.servers[0]
+    ups = run.trips[0]
     if not dataclasses.fields(algorithm.Accumulator) or name in ("fedpdc", "fedproto"):
         return  # nothing is folded; only where no model is right; by counts of each class
     made = []
@@ -164,7 +167,8 @@ def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replie
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_works_with_batch_normalisation(name):
-    data, parts = images(24, shape=(3, 32, 32)), [range(12), range(12, 24)]
+    data = images(24, shape=(3, 32, 32))
+    parts = [range(12), range(12, 24)]
     f = Federation(clients=2, model=BATCH_NORM, data=data, parts=parts, rounds=2, public=10)
     run = f.run(name, **options(name))
     finite(run.servers[-1])

@@ -77,7 +77,8 @@ def test_the_prediction_is_what_is_sent_and_the_summary_has_all_rows(tmp_path, n
         participation=0.67,
         evaluate={"clients": "auto"},
     )
-    records, done = lines(directory / "rounds.jsonl"), summary(directory)
+    records = lines(directory / "rounds.jsonl")
+    done = summary(directory)
     book = lines(directory / "wire.jsonl")
     assert len(records) == 2
     for record in records:

@@ -14,7 +14,8 @@ from fednet.data.federation import balanced_test
 from fednet.data.raw import channel_statistics
 from fednet.errors import ConfigError, DataError
 
-X, Y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
+X = np.zeros((4, 2), dtype=np.float32)
+Y = np.array([0, 1, 2, 0])
 
 
 def test_numpy_arrays_of_any_width_become_the_kept_forms():
@@ -57,7 +58,8 @@ def test_values_and_sequences_have_one_row_of_classes():
 
 
 def test_the_hash_covers_every_sample():
-    one, two = Data(train=(X, Y), classes=3), Data(train=(X, Y), classes=3)
+    one = Data(train=(X, Y), classes=3)
+    two = Data(train=(X, Y), classes=3)
     assert one.sha256() == two.sha256()
     assert one.sha256() != Data(train=(X, Y[::-1].copy()), classes=3).sha256()
 
@@ -166,7 +168,8 @@ def test_targets_that_stand_for_no_label_are_kept_as_torchs():
 
 
 def test_labels_that_are_text_are_numbered_in_sorted_order_over_train_and_test():
-    y, ty = np.array(["dog", "ant", "cat", "dog"]), ["cat", "bee"]
+    y = np.array(["dog", "ant", "cat", "dog"])
+    ty = ["cat", "bee"]
     data = Data(train=(X, y), test=(X[:2], ty))
     assert data.names == ("ant", "bee", "cat", "dog")
     assert data.classes == 4
@@ -275,7 +278,8 @@ class Pairs(torch.utils.data.Dataset):
     """As torch has them: a sample at a time."""
 
     def __init__(self, n, make=lambda i: (torch.full((2, 3), float(i)), i % 3)):
-        self.n, self.make = n, make
+        self.n = n
+        self.make = make
 
     def __len__(self):
         return self.n

@@ -40,10 +40,8 @@ def section(
 
 def data(train: list[int], test: list[int], groups=None, classes=None, test_groups=None) -> Data:
     """Samples whose only input is their own number: train 0, 1, ...; test 1000, 1001, ..."""
-    x, tx = (
-        np.arange(len(train), dtype=np.float32)[:, None],
-        1000 + np.arange(len(test), dtype=np.float32)[:, None],
-    )
+    x = np.arange(len(train), dtype=np.float32)[:, None]
+    tx = 1000 + np.arange(len(test), dtype=np.float32)[:, None]
     return Data(
         train=(x, np.array(train)),
         test=(tx, np.array(test, dtype=np.int64)),
@@ -131,7 +129,8 @@ def test_under_merge_split_an_owner_keeps_its_training_and_test_samples():
     for d, tests in ((both, {1001, 1003}), (only_training, set())):
         federation = split(d, section("natural", tests="merge_split"), 2, 0)
         kept = federation.data
-        x, tx = (kept.train[0].flatten().numpy(), kept.test[0].flatten().numpy())
+        x = kept.train[0].flatten().numpy()
+        tx = kept.test[0].flatten().numpy()
         mine = {*x[federation.parts[0]], *tx[federation.tests[0]]}
         assert mine == {0, 2, 4, 6, *tests}  # all that owner 5 has
         assert kept.groups[federation.parts[0]].unique().tolist() == [5]
@@ -261,7 +260,9 @@ def test_on_the_cpu_a_clients_inputs_are_freed_after_its_task():
 
 def test_feature_noise_grows_from_client_to_client_in_units_of_the_raw_inputs():
     """Sigma 0.5 of three clients: 0, 0.25 and 0.5."""
-    noisy, n, std = msgspec.structs.replace(section(), feature_noise=0.5), 3000, (0.5, 0.1)
+    noisy = msgspec.structs.replace(section(), feature_noise=0.5)
+    n = 3000
+    std = (0.5, 0.1)
     grey = torch.full((n, 2, 3, 3), 51, dtype=torch.uint8)  # 0.2
     y = torch.arange(n) % 2
     federation = split(
@@ -274,7 +275,8 @@ def test_feature_noise_grows_from_client_to_client_in_units_of_the_raw_inputs():
         assert torch.equal(x, federation.site(client).train[0])
     raw = {"a": torch.zeros(n, 3), "b": torch.zeros(n, 3), "place": torch.ones(n, 3).long()}
     site = split(Data(train=(raw, y), test=(raw, y), classes=2), noisy, 3, 7).site(2)
-    x, test = site.train[0], site.test[0]
+    x = site.train[0]
+    test = site.test[0]
     for noised in (x, test):
         assert float(noised["a"].std()) == pytest.approx(0.5, rel=0.05)
     for one, other in ((x["a"], x["b"]), (x["a"], test["a"])):  # each has draws of its own

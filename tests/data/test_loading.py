@@ -26,14 +26,16 @@ def section(name, **options):
 
 
 def toy(n=6, classes=2):
-    x, y = np.zeros((n, 3)), np.arange(n) % classes
+    x = np.zeros((n, 3))
+    y = np.arange(n) % classes
     return Data(train=(x, y), test=(x[:2], y[:2]), classes=classes)
 
 
 # -- built in --------------------------------------------------------------------------------------
 def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
     d = load(section("digits"))
-    train, test = np.bincount(d.labels()), np.bincount(d.labels("test"))
+    train = np.bincount(d.labels())
+    test = np.bincount(d.labels("test"))
     assert (train + test).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert test.tolist() == [n // 5 for n in (train + test).tolist()]
     assert d.train[0].dtype == torch.uint8
@@ -78,7 +80,8 @@ def test_a_dataset_is_told_that_nothing_is_evaluated_and_may_make_its_test_sampl
 @pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
 def test_synthetic_classes_can_be_told_apart(shape):
     d = load(section("synthetic", samples=200, shape=shape, classes=4), seed=0)
-    x, tx = d.inputs(d.train[0]).flatten(1), d.inputs(d.test[0]).flatten(1)
+    x = d.inputs(d.train[0]).flatten(1)
+    tx = d.inputs(d.test[0]).flatten(1)
     centres = torch.stack([x[d.train[1] == c].mean(0) for c in range(4)])
     assert (torch.cdist(tx, centres).argmin(1) == d.test[1]).float().mean() > 0.9
 
@@ -103,7 +106,8 @@ def test_a_missing_download_says_how_to_get_it(tmp_path):
 def test_each_benchmark_of_torchvision_has_channels_first_and_its_classes(
     monkeypatch, tmp_path, name, made, kind
 ):
-    grey, channels = kind == "tensor", 1 if kind == "tensor" else 3
+    grey = kind == "tensor"
+    channels = 1 if kind == "tensor" else 3
     pixels = np.arange(4 * channels * 32 * 32).astype(np.uint8).reshape(4, channels, 32, 32)
     labels = [3, 0, 9, 3]
 
@@ -420,7 +424,8 @@ def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
 
 def test_classes_that_only_the_test_set_has_are_told_with_their_names(tmp_path):
     x = np.zeros((4, 3), np.float32)
-    y, y_test = np.array(["a", "b", "c", "a"]), np.array(["a", "b ", "c", "b "])
+    y = np.array(["a", "b", "c", "a"])
+    y_test = np.array(["a", "b ", "c", "b "])
     np.savez(tmp_path / "spaces.npz", x_train=x, y_train=y, x_test=x, y_test=y_test)
     chosen = section("arrays", path="spaces.npz")
     assert "y: 2 test samples are of classes without a training sample: 'b '." in (
@@ -430,7 +435,8 @@ def test_classes_that_only_the_test_set_has_are_told_with_their_names(tmp_path):
     np.savez(tmp_path / "spaces.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     for one in (chosen, merged):
         assert not any("without a training sample" in n for n in load(one, tmp_path).notes)
-    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
+    x = np.zeros((4, 3), np.float32)
+    y = np.array([0, 1, 0, 1])
     np.savez(tmp_path / "numbers.npz", x_train=x, y_train=y, x_test=x, y_test=y + 1)
     assert load(section("arrays", path="numbers.npz"), tmp_path).notes == (
         "y: 2 test samples are of classes without a training sample: 2.",

@@ -143,7 +143,8 @@ def test_who_is_short_takes_of_its_own_class_from_whoever_holds_most_of_it():
     found = raise_to_least(sizes, shares, 2)
     # client 2 takes two of class 0 from client 0; client 3 one of class 1 from client 1
     assert found.tolist() == [[7, 3, 2, 0], [1, 4, 0, 2]]
-    sizes, shares = np.array([[2, 0], [0, 0], [2, 0]]), np.array([[2, 0.5], [0, 0.9], [2, 0.1]])
+    sizes = np.array([[2, 0], [0, 0], [2, 0]])
+    shares = np.array([[2, 0.5], [0, 0.9], [2, 0.1]])
     assert raise_to_least(sizes, shares, 2).tolist() == [
         [0, 2],
         [0, 0],
@@ -206,7 +207,8 @@ def test_shards_are_cut_from_the_sorted_labels_and_the_remainder_is_unused():
 
 
 def test_test_shards_have_the_clients_own_numbers():
-    y, ty = np.repeat(np.arange(10), 20), np.repeat(np.arange(10), 6)
+    y = np.repeat(np.arange(10), 20)
+    ty = np.repeat(np.arange(10), 6)
     parts = shards(y, 10, rng(0, "partition"))
     tests = shards.test(ty, 10, rng(0, "partition"), rng(0, "client_test"))
     assert [np.unique(y[p]).tolist() for p in parts] == [np.unique(ty[t]).tolist() for t in tests]

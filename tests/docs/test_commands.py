@@ -82,7 +82,8 @@ def test_each_command_in_compose_and_kubernetes_is_understood():
 
 def test_compose_gives_each_client_its_own_id_key_and_state():
     for k in range(4):
-        words, volumes = SERVICES[f"client-{k}"]["command"], SERVICES[f"client-{k}"]["volumes"]
+        words = SERVICES[f"client-{k}"]["command"]
+        volumes = SERVICES[f"client-{k}"]["volumes"]
         assert words[words.index("--id") + 1] == str(k)
         assert words[words.index("--keys") + 1] == f"/keys/clients/{k}.key"
         assert f"state-{k}:/state" in volumes

@@ -104,7 +104,8 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(
             raise Stopped("here")
 
     # A checkpoint writes a remembered tensor once: nothing may write to it.
-    remembered, keep = [], Memory.set
+    remembered = []
+    keep = Memory.set
 
     def recorded(memory, value, name=""):
         remembered.append((value, value.clone()))
@@ -120,7 +121,8 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(
     assert all(torch.equal(value, then) for value, then in remembered)
     assert len(remembered) > 20
     for where in (directory, alone):
-        rows, found = lines(where / "rounds.jsonl"), summary(where)
+        rows = lines(where / "rounds.jsonl")
+        found = summary(where)
         if "zstd" in str(changes):
             assert found["predicted_is"] == "a bound"
             assert found["useful"]["up"] == found["predicted"]["up"]
@@ -132,7 +134,8 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(
 @pytest.mark.long
 def test_processes_that_remember_come_to_the_same_bits(tmp_path):
     changes = remembering("ef21-delta")
-    alone, directory = run(tmp_path / "alone", **changes), processes(tmp_path, **changes)
+    alone = run(tmp_path / "alone", **changes)
+    directory = processes(tmp_path, **changes)
     assert hashes(directory) == hashes(alone)
     assert summary(directory)["useful"] == summary(alone)["useful"]
 

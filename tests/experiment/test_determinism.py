@@ -47,7 +47,8 @@ def float64():
 def test_a_run_in_a_session_has_the_same_bits_whatever_is_set_there(tmp_path):
     modes = [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad, float64]
     modes.append(lambda: torch.device("meta"))
-    plain, found = merged(SMALL, {"report": False}), set()
+    plain = merged(SMALL, {"report": False})
+    found = set()
     for k, mode in enumerate([contextlib.nullcontext, *modes]):
         with mode():
             done = fednet.run(plain, in_process=True, out=tmp_path / f"{k}")

@@ -41,7 +41,8 @@ def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
         "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}},
     }
     c = small(clients=5, link=link)
-    two, four = links.of(c, 2), links.of(c, 4)
+    two = links.of(c, 2)
+    four = links.of(c, 4)
     assert (four.up_mbps, four.down_mbps, four.latency_ms, four.step_ms) == (2, 5, 0, 7)
     assert (two.up_mbps, two.down_mbps, two.latency_ms) == (2, 9, 85)
     plain = links.of(small(), 0)
@@ -86,7 +87,8 @@ VIRTUAL = {
 
 def test_the_virtual_clock_takes_the_ledgers_bytes_over_each_link(tmp_path):
     directory = run(tmp_path, link=VIRTUAL, data={"partition": {"scheme": "iid"}})
-    rounds, book = lines(directory / "rounds.jsonl"), lines(directory / "wire.jsonl")
+    rounds = lines(directory / "rounds.jsonl")
+    book = lines(directory / "wire.jsonl")
     for record in rounds:
         took = {}
         for client, up in ((0, 1e4), (1, 1e4), (2, 500.0)):  # bytes a second
@@ -105,7 +107,8 @@ def test_the_virtual_clock_takes_the_ledgers_bytes_over_each_link(tmp_path):
 
 def test_on_the_virtual_clock_who_is_late_is_the_same_wherever_it_runs(tmp_path):
     late = {"link": VIRTUAL, "round": {"deadline": 1.0}}
-    one, two = run(tmp_path / "a", **late), processes(tmp_path / "b", **late)
+    one = run(tmp_path / "a", **late)
+    two = processes(tmp_path / "b", **late)
     for directory in (one, two):
         assert [r["dropped"] for r in lines(directory / "rounds.jsonl")] == [{"2": "deadline"}] * 2
         assert [r["seconds_virtual"] for r in lines(directory / "rounds.jsonl")] == [1.0, 1.0]

@@ -42,7 +42,8 @@ def private(out, name, **sets):
 
 
 def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
-    x, run = vector(1, 1), Run(5, 1, 0.0)
+    x = vector(1, 1)
+    run = Run(5, 1, 0.0)
     short = privacy.clip_updates(Up(x=vector(4, 5), run=run), x, 1.0)  # (3, 4) has norm 5
     assert torch.allclose(short.x.vector, torch.tensor([1.6, 1.8]))
     assert torch.allclose(
@@ -61,7 +62,8 @@ def test_the_server_counts_every_update_alike_and_clips_what_a_client_did_not():
 
 
 def test_noise_is_of_its_scale_repeats_for_a_question_and_comes_from_a_secret(tmp_path):
-    file, zero = tmp_path / "noise.key", torch.zeros(10_000)
+    file = tmp_path / "noise.key"
+    zero = torch.zeros(10_000)
 
     def drawn(file, question=b"1", value=zero):
         return Noise(file).add(value, 3.0, question)[0] - value
@@ -80,7 +82,9 @@ QUESTION = privacy.Question("r", 1, 0, b"asked")
 
 
 def test_a_client_adds_noise_to_what_it_sends_only_where_the_configuration_says_so(tmp_path):
-    up, noise, x = Up(x=vector(4, 5), run=Run(1, 1, 0.0)), Noise(tmp_path / "k"), vector(1, 1)
+    up = Up(x=vector(4, 5), run=Run(1, 1, 0.0))
+    noise = Noise(tmp_path / "k")
+    x = vector(1, 1)
     clipped = torch.tensor([1.6, 1.8])
     at_server = privacy.protect(up, x, PrivacySection(clip=1.0, noise=2.0), noise, QUESTION)
     section = PrivacySection(clip=1.0, noise=2.0, where="client")
@@ -102,7 +106,8 @@ def test_whoever_asks_twice_with_other_weights_learns_nothing_from_the_differenc
         found = privacy.protect(up, x, section, noise, privacy.Question("r", 1, 0, digest))
         return found.x.vector - x.vector
 
-    first, other = answer(vector(0, 0), b"a"), answer(vector(8, 8), b"b")
+    first = answer(vector(0, 0), b"a")
+    other = answer(vector(8, 8), b"b")
     assert float((first - other).norm()) > 1.0
     assert torch.equal(first, answer(vector(0, 0), b"a"))
     # The same question of a site whose data have changed: another answer, so other noise.
@@ -124,7 +129,8 @@ def test_two_fields_of_one_answer_do_not_have_the_same_noise(tmp_path):
 
 @pytest.mark.long
 def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
-    plain, bounded = private(tmp_path, "plain"), private(tmp_path, "p", privacy={"clip": 1e6})
+    plain = private(tmp_path, "plain")
+    bounded = private(tmp_path, "p", privacy={"clip": 1e6})
     assert hashes(plain) == hashes(bounded)
     assert summary(bounded)["privacy"]["epsilon"] is None
 

@@ -43,7 +43,8 @@ class Tokens(nn.Module):
 
     def __init__(self, *, input_shape, classes):
         super().__init__()
-        self.embed, self.head = nn.Embedding(20, 6), nn.Linear(6, classes)
+        self.embed = nn.Embedding(20, 6)
+        self.head = nn.Linear(6, classes)
 
     def features(self, x):
         return self.embed(x)
@@ -69,7 +70,8 @@ def buffer(name, value):
 
 
 def convolutional(self):
-    self.body, self.head = nn.Conv2d(1, 3, 2), nn.Linear(27, self.head.out_features)
+    self.body = nn.Conv2d(1, 3, 2)
+    self.head = nn.Linear(27, self.head.out_features)
 
 
 def growing(self, x):
@@ -125,7 +127,8 @@ model("noisy", also=lambda self: setattr(self, "norm", nn.BatchNorm1d(6)), forwa
 
 def trial_data(root, seed, *, kind: str = "plain"):
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((40, 1, 4, 4)).astype(np.float32), np.arange(40) % 4
+    x = rng.standard_normal((40, 1, 4, 4)).astype(np.float32)
+    y = np.arange(40) % 4
     if kind == "nan":
         x[17, 0, 2, 3] = np.nan
     if kind == "inf-test":
@@ -309,7 +312,8 @@ class Binary:
         return F.binary_cross_entropy_with_logits(given, y, reduction="none")
 
     def counts(self, outputs, y):
-        found, true = (outputs.squeeze(-1) > 0).long(), y.long()
+        found = (outputs.squeeze(-1) > 0).long()
+        true = y.long()
         right = torch.bincount(true[found == true], minlength=2)
         return torch.stack([right, torch.bincount(true, minlength=2)])
 
@@ -323,7 +327,8 @@ class Loose(Binary):
     """As many columns as the batch's labels ask for."""
 
     def counts(self, outputs, y):
-        found, true = (outputs.squeeze(-1) > 0).long(), y.long()
+        found = (outputs.squeeze(-1) > 0).long()
+        true = y.long()
         total = torch.bincount(true)
         return torch.stack([torch.bincount(true[found == true], minlength=len(total)), total])
 
@@ -408,7 +413,8 @@ def test_counts_of_another_width_in_a_later_batch_end_the_run(own_task, monkeypa
     """
 
     def late(root):
-        x, y = torch.randn(40, 4), torch.cat([torch.zeros(39), torch.ones(1)])
+        x = torch.randn(40, 4)
+        y = torch.cat([torch.zeros(39), torch.ones(1)])
         return Data(train=(x[:39], y[:39]), test=(x, y))
 
     monkeypatch.setitem(registry.dataset._parts, "late", late)
@@ -431,12 +437,14 @@ class Weighted(Classification):
 
 
 def test_a_loss_that_is_no_mean_of_the_losses_is_remarked_on():
-    out, y = torch.zeros(2, 2), torch.tensor([0, 1])
+    out = torch.zeros(2, 2)
+    y = torch.tensor([0, 1])
     (remark,) = unlike_losses("weighted", Weighted(), out, y)
     # log 2 against (1 + 10) / 2 times as much
     assert "loss gives 0.6931 for a batch, and losses a mean of 3.812" in remark
     assert list(unlike_losses("classification", Classification(), out, y)) == []
-    several, labels = torch.randn(2, 3, 2), torch.tensor([[0, -100, -100], [1, 1, 0]])
+    several = torch.randn(2, 3, 2)
+    labels = torch.tensor([[0, -100, -100], [1, 1, 0]])
     assert list(unlike_losses("classification", Classification(), several, labels)) == []
 
 

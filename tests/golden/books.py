@@ -99,15 +99,19 @@ def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:
     from fednet.report import open_run
 
     fork = multiprocessing.get_context("fork")
-    resume, status = False, -signal.SIGKILL
+    resume = False
+    status = -signal.SIGKILL
     while status == -signal.SIGKILL:
         process = fork.Process(target=serve, args=({**changes, "name": "run"}, out, resume))
         process.start()
         process.join()
-        resume, status = True, process.exitcode or 0
+        resume = True
+        status = process.exitcode or 0
     if status:
         raise SystemExit(f"the server ended with status {status}")
-    rows, total, raw = Counter[str](), Counter[str](), Counter[str]()
+    rows = Counter[str]()
+    total = Counter[str]()
+    raw = Counter[str]()
     for row in open_run(out / "run").lines("wire"):
         if row["client"] < 0:
             continue

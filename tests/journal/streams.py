@@ -124,7 +124,10 @@ class Server:
             self.round += 1
         elif kind == "restart":
             self.incarnation += 1
-            self.down, self.up, self.accepted, self.settled = {}, {}, [], set()
+            self.down = {}
+            self.up = {}
+            self.accepted = []
+            self.settled = set()
             self.events.append(Started(self.incarnation, self.saved))
             self.round = (self.saved or 0) + 1
 

@@ -52,7 +52,8 @@ def useful(*keys: Key) -> Verdict:
     return Verdict([(key, "", None) for key in keys])
 
 
-TASK, REPLY = ("down", "task"), ("up", "reply")
+TASK = ("down", "task")
+REPLY = ("up", "reply")
 
 
 # -- one process -----------------------------------------------------------------------------------
@@ -87,7 +88,8 @@ def test_a_row_holds_payload_by_kind_envelope_and_their_sum() -> None:
 
 
 def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one() -> None:
-    name, events = (b"a", "up", "beat", 0), list[Event]()
+    name = (b"a", "up", "beat", 0)
+    events = list[Event]()
     for n in (1, 3):
         events += n * [Crossed(name, "beat", 30, counted=True)] + [Spent(name, round=n, worker="w")]
     _, rows = fold(events)
@@ -143,7 +145,8 @@ def test_what_could_not_leave_is_in_no_row() -> None:
 
 
 def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> None:
-    first, second = crossed(*TASK, 100, envelope=30), crossed(*TASK, 70, envelope=20)
+    first = crossed(*TASK, 100, envelope=30)
+    second = crossed(*TASK, 70, envelope=20)
     undone = Undone(second.name, 20, {"state": 70}, 70)
     _, rows = fold([first, second, undone, Spent(first.name)])
     assert [(r["kinds"], r["envelope"], r["bytes"], r["raw_bytes"]) for r in rows] == [
@@ -261,7 +264,8 @@ def test_a_reply_that_waits_for_the_rounds_is_not_settled_as_a_round_ends() -> N
 
 
 def test_replies_are_on_record_until_their_round_is_forgotten() -> None:
-    again, other = Key(2, 0, 1, 7), Key(2, 0, 0, 8)
+    again = Key(2, 0, 1, 7)
+    other = Key(2, 0, 0, 8)
     memory = accepted(Key(2, 0, 0, 9), stored=False)
     book, _ = fold([accepted(), accepted(again), accepted(other), memory])
     assert [a.message.key for a in book.accepted.values()] == [again, other]
@@ -310,7 +314,8 @@ def test_of_one_server_process_a_payload_is_useful_once_at_most(events: list[Eve
 def test_what_the_records_of_rounds_take_is_what_the_rows_have(events: list[Event]) -> None:
     """In a run whose server is not killed."""
     events = [e for e in events if not isinstance(e, Started)]
-    book, taken = Book(), Counter[str]()
+    book = Book()
+    taken = Counter[str]()
     rows = []
     for e in [*events, Over(1 << 40)]:
         rows += book.apply(e)

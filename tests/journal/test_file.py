@@ -66,7 +66,8 @@ EVENTS = [event for batch in BATCHES for event, _ in batch]
 def test_a_file_that_ends_at_any_byte_has_the_records_before_and_goes_on_after_them(
     tmp_path: Path,
 ) -> None:
-    path, cut = tmp_path / "journal", tmp_path / "cut"
+    path = tmp_path / "journal"
+    cut = tmp_path / "cut"
     sizes = written(path, BATCHES)
     data = path.read_bytes()
     assert len(data) == sizes[-1]
@@ -91,9 +92,12 @@ def test_a_tail_of_zeros_as_after_a_power_cut_is_cut_off(tmp_path: Path) -> None
 
 def test_no_byte_of_the_events_can_change_unseen(tmp_path: Path) -> None:
     """A payload that was changed is another one than its reply says: it is asked for again."""
-    path, changed = tmp_path / "journal", tmp_path / "changed"
+    path = tmp_path / "journal"
+    changed = tmp_path / "changed"
     written(path, BATCHES)
-    data, draw, payloads = path.read_bytes(), random.Random(1), 0
+    data = path.read_bytes()
+    draw = random.Random(1)
+    payloads = 0
     for at in range(len(data)):
         spoilt = bytearray(data)
         spoilt[at] ^= 1 << draw.randrange(8)
@@ -113,7 +117,8 @@ def test_no_byte_of_the_events_can_change_unseen(tmp_path: Path) -> None:
 def test_a_file_that_was_spoilt_is_refused_by_name_or_read_as_far_as_it_is_whole(
     tmp_path: Path, seed: int
 ) -> None:
-    path, draw = tmp_path / "journal", random.Random(seed)
+    path = tmp_path / "journal"
+    draw = random.Random(seed)
     written(path, BATCHES)
     data = bytearray(path.read_bytes())
     a, b = sorted((draw.randrange(len(data)), draw.randrange(len(data))))
@@ -173,7 +178,9 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "LONG", 1000)
-    path, rows, sizes = tmp_path / "journal", list[Row](), []
+    path = tmp_path / "journal"
+    rows = list[Row]()
+    sizes = []
     journal = Journal(rows.append, file=JournalFile(path))
     journal.recall()
     for client in range(200):
@@ -198,7 +205,8 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
 def test_a_crash_as_the_file_is_written_anew_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
-    path, write_aside = tmp_path / "journal", files.write_aside
+    path = tmp_path / "journal"
+    write_aside = files.write_aside
 
     def crash(*given: object, **how: object) -> None:
         if replaced:
@@ -224,7 +232,8 @@ def test_a_crash_as_the_file_is_written_anew_loses_nothing(
 def test_half_of_a_record_on_a_full_disk_is_taken_back_and_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write_all = tmp_path / "journal", files.write_all
+    path = tmp_path / "journal"
+    write_all = files.write_all
     journal = Journal([].append, file=JournalFile(path))
     journal.recall()
 
@@ -247,7 +256,8 @@ def test_half_of_a_record_on_a_full_disk_is_taken_back_and_written_once_there_is
 def test_replies_that_are_forgotten_give_back_their_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, payload = tmp_path / "journal", bytes(1000)
+    path = tmp_path / "journal"
+    payload = bytes(1000)
     monkeypatch.setattr("fednet.journal.journal.LONG", 5000)
     journal = Journal([].append, file=JournalFile(path))
     journal.recall()
@@ -268,7 +278,8 @@ def test_the_rows_of_a_server_that_was_killed_are_made_again_from_its_journal(
     """Wherever it was killed, however often it had written its file anew: the file of rows is cut
     to the length that the journal names, and the rest of it follows.
     """
-    path, rows = tmp_path / "journal", list[Row]()
+    path = tmp_path / "journal"
+    rows = list[Row]()
     path.unlink(missing_ok=True)
     file = JournalFile(path)
     journal = Journal(rows.append, file=file, written=lambda: len(rows))

@@ -73,7 +73,8 @@ def reply(size=12, key=KEY) -> m.Reply:
 
 @pytest.mark.parametrize(("purpose", "type"), [("train", "reply"), ("evaluate", "evaluate")])
 def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, type):
-    ends, key = Ends(part=5), m.Key(2, 0, 1, 5, purpose)
+    ends = Ends(part=5)
+    key = m.Key(2, 0, 1, 5, purpose)
     n = ends.up(reply(key=key))
     n += sum(
         ends.up(m.Part(key=key, index=i), memoryview(bytes(size)))
@@ -134,7 +135,8 @@ def test_heartbeats_are_counted_by_connection_and_not_by_client():
 
 def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
     ends = Ends()
-    alive, doing = m.Alive(), m.Progress(client=3)
+    alive = m.Alive()
+    doing = m.Progress(client=3)
     sizes = []
     for conn, message in ((b"c", alive), (b"d", doing), (b"d", alive)):
         ends.server.record_received(conn, message, None, [encode(message)])
@@ -186,7 +188,8 @@ def test_parts_of_a_payload_add_up_to_its_kinds_and_raw_bytes(fields, part):
         for i, (kind, size, raw) in enumerate(fields)
     ]
     whole = sum(f.size for f in form)
-    kinds, raw = {}, 0
+    kinds = {}
+    raw = 0
     for start in range(0, whole, part):
         found, more = split(form, start, min(whole, start + part))
         assert sum(found.values()) == min(part, whole - start)
@@ -204,7 +207,8 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
     for size in (m.PART + 1, 9 * m.PART, 130 * m.PART):
         form = [m.Field("x", "state", size, size)]
         message = m.Reply(run="r", inc=1, key=KEY, form=form, size=size)
-        whole, cut = Ends(m.WHOLE), Ends()
+        whole = Ends(m.WHOLE)
+        cut = Ends()
         body = memoryview(bytes(size))
         whole.up(message, body)
         cut.up(message)
@@ -255,7 +259,8 @@ def test_strangers_have_one_row_of_each_kind_together_however_many_they_are():
 
 
 def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
-    ends, where = Ends(), {"round": 3, "worker": "w"}
+    ends = Ends()
+    where = {"round": 3, "worker": "w"}
     ends.server.opened(b"c")
     beat = ends.up(m.Progress(client=1))
     with pytest.raises(RemoteProtocolError):
@@ -374,8 +379,10 @@ class Crossings:
         ends = self.ends
         kinds = FROM_SERVER if direction == "down" else FROM_CLIENT
         message, body = MESSAGES[kinds[n % len(kinds)]](key)
-        sender, receiver = ends.client, ends.server
-        sends, receives = self.client, self.server
+        sender = ends.client
+        receiver = ends.server
+        sends = self.client
+        receives = self.server
         if direction == "down":
             sender, receiver = receiver, sender
             sends, receives = receives, sends

@@ -55,7 +55,8 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
     """Payloads of 1.5 MB, more than a part: in one process none of them is on disk."""
     large = {"model": {"name": "mlp", "hidden": [600, 600]}}
     calm = run(tmp_path / "calm", **large)
-    take, taken = Inbox.take, []
+    take = Inbox.take
+    taken = []
 
     def taken_in(inbox, reply, *more):
         if reply.key.purpose == "train":

@@ -70,7 +70,8 @@ def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
 
 
 def test_why_a_site_is_gone_is_on_the_console_in_the_records_the_log_and_the_status(own_keys):
-    tmp, rounds = own_keys, own_keys / "run" / "rounds.jsonl"
+    tmp = own_keys
+    rounds = own_keys / "run" / "rounds.jsonl"
     public = load(tmp / "1.key").public
     with Processes(tmp) as all:
         words = ("--keys", tmp / "server")

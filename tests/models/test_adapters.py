@@ -78,7 +78,8 @@ def test_an_adapted_layer_by_hand():
 
 def test_an_adapted_model_begins_as_the_model_and_keeps_its_names():
     torch.manual_seed(3)
-    plain, x = Net(), torch.randn(2, 3, 9, 9)
+    plain = Net()
+    x = torch.randn(2, 3, 9, 9)
     lora = net()
     assert torch.equal(lora(x), plain(x))
     added = set(lora.state_dict()) - set(plain.state_dict())
@@ -89,7 +90,8 @@ def test_an_adapted_model_begins_as_the_model_and_keeps_its_names():
 
 
 def test_merged_weights_give_what_the_adapters_give():
-    x, lora = torch.randn(5, 3, 9, 9), moved(net())
+    x = torch.randn(5, 3, 9, 9)
+    lora = moved(net())
     plain = Net()
     plain.load_state_dict(adapters.merged_state_dict(lora), strict=True)
     assert torch.allclose(plain(x), lora(x), atol=1e-5)
@@ -129,7 +131,8 @@ def by_hand() -> dict[str, torch.Tensor]:
 
 
 def test_a_folder_of_pefts_form_is_read_and_written(tmp_path):
-    given, lora = by_hand(), net()
+    given = by_hand()
+    lora = net()
     adapters.read_peft(lora, written(tmp_path / "a", given))
     assert torch.equal(lora.head.lora_B, given["base_model.model.head.lora_B.weight"])
     assert torch.equal(lora.conv.lora_B, given["base_model.model.conv.lora_B.weight"][:, :, 0, 0])
@@ -153,7 +156,8 @@ def test_a_folder_of_pefts_form_is_read_and_written(tmp_path):
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, change, says):
-    tensors, config = by_hand(), {}
+    tensors = by_hand()
+    config = {}
     change(tensors, config)
     with pytest.raises(ConfigError, match=says):
         adapters.read_peft(net(), written(tmp_path / "a", tensors, **config))
@@ -267,7 +271,9 @@ def test_the_transformers_attention_by_hand():
     net = models.build({"name": "transformer", "width": 4, "heads": 1, "blocks": 1}, (3,), 5, 0)
     block = net.blocks[0].double()
     x = torch.randn(1, 3, 4, dtype=torch.float64)
-    q, k, v = block.query(x)[0], block.key(x)[0], block.value(x)[0]
+    q = block.query(x)[0]
+    k = block.key(x)[0]
+    v = block.value(x)[0]
     rows = [torch.softmax(q[i] @ k[: i + 1].T / 2, 0) @ v[: i + 1] for i in range(3)]
     assert torch.allclose(block.attend(x)[0], block.out(torch.stack(rows)))
 

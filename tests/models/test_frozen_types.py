@@ -18,7 +18,9 @@ from fednet.tools import check
 from tests.conftest import forgotten
 from tests.rooms import hashes, lines, run, small, summary
 
-TOKENS, LENGTH, WIDTH = 11, 6, 8
+TOKENS = 11
+LENGTH = 6
+WIDTH = 8
 RANK = 2
 # A and B of the query of the one block, and of the head.
 PART = 4 * RANK * (WIDTH + WIDTH + WIDTH + TOKENS)

@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy
 from fednet import models, registry
 from fednet.errors import ConfigError
 
-C32, C64, G28 = (3, 32, 32), (3, 64, 64), (1, 28, 28)
+C32 = (3, 32, 32)
+C64 = (3, 64, 64)
+G28 = (1, 28, 28)
 
 # name, options, input, classes, parameters, elements of buffers: as the five papers' models have
 # them
@@ -114,7 +116,8 @@ def test_a_network_over_tokens_gives_logits_as_torch_orders_them_and_sees_no_lat
     module = make(name, shape=(7,), classes=11, **options)
     x = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
     other = torch.cat([x[:, :4], (x[:, 4:] + 1) % 11], 1)
-    one, two = module(x), module(other)
+    one = module(x)
+    two = module(other)
     assert one.shape == (3, 11, 7)
     assert module.features(x).shape == (3, 7, width)
     assert torch.allclose(module.head(module.features(x)).transpose(1, 2), one)
@@ -177,7 +180,8 @@ def test_a_class_of_ones_own_takes_its_keyword_arguments_as_options():
     class Mine(nn.Module):
         def __init__(self, *, input_shape: tuple[int, ...], classes: int, width: int = 4):
             super().__init__()
-            self.a, self.out = nn.Linear(input_shape[0], width), nn.Linear(width, classes)
+            self.a = nn.Linear(input_shape[0], width)
+            self.out = nn.Linear(width, classes)
 
     module = make("mine", shape=(5,), classes=2, width=6)
     assert module.a.out_features == 6

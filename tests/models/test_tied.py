@@ -19,7 +19,8 @@ from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
 from tests.rooms import lines
 
-VOCABULARY, LENGTH = 16, 6
+VOCABULARY = 16
+LENGTH = 6
 BODY = {f"body.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh")}
 
 
@@ -66,7 +67,8 @@ def steps(root):
 
 def firsts(root):
     """The first of the next tokens is the label."""
-    train, test = texts(60, 0), texts(30, 1)
+    train = texts(60, 0)
+    test = texts(30, 1)
     return Data(train=(train[0], train[1][:, 0] % 4), test=(test[0], test[1][:, 0] % 4), classes=4)
 
 

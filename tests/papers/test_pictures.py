@@ -56,7 +56,8 @@ def test_every_cell_of_a_sweep_is_a_point_of_a_line(table):
 def test_what_was_not_run_is_no_point_and_a_line_needs_two(tmp_path):
     made = rows("fedrds/figure7")
     for r in made[1:]:
-        r["status"], r["ours"] = "not run", None
+        r["status"] = "not run"
+        r["ours"] = None
     assert pictures.sweep(made, "fedrds/figure7", tmp_path / "s.svg") is None
     made = rows("fedrds/figure7")
     assert pictures.sweep(made, "fedrds/figure7", tmp_path / "s.svg", "mini scale: no test")

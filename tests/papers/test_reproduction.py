@@ -51,7 +51,8 @@ def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
 
 
 def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
-    other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
+    other = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4)
+    mine = run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
     # 0.3, which the other has in round 3
     assert results.measure("rounds_to_target", mine, other, 3) == 2
     assert results.measure("speedup", mine, other, 3) == 1.5

@@ -48,7 +48,8 @@ class Site:
     """
 
     def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
-        self.net, self.name = net, name
+        self.net = net
+        self.name = name
         join = m.Join(worker=name, ids=list(ids), slots=slots)
         self.protocol = ClientProtocol(join, part=net.part)
         self.rows: list[dict] = []
@@ -91,7 +92,8 @@ class Site:
             message, body = self.link.receive(b"", frames)
         except RemoteProtocolError:
             return self.do([c.Reconnect()])
-        instructions, stray = [], ""
+        instructions = []
+        stray = ""
         try:
             instructions = self.protocol.received(message, body, self.net.now)
         except RemoteProtocolError:
@@ -105,7 +107,8 @@ class Site:
         """The task is done."""
         self.given.pop(key, None)
         body = Body([payload])
-        run, inc = self.protocol.run, self.protocol.inc
+        run = self.protocol.run
+        inc = self.protocol.inc
         reply = m.Reply(
             run=run,
             inc=inc,
@@ -120,7 +123,8 @@ class Site:
 
 class Net:
     def __init__(self, clients: int = 4, part: int = PART, **options) -> None:
-        self.now, self.part = 0.0, part
+        self.now = 0.0
+        self.part = part
         self.rows: list[dict] = []
         self.journal = Journal(self.rows.append)
         self.journal.note(Welcomed(1))
@@ -169,7 +173,8 @@ class Net:
                     self.journal.note(Verdict([(key, "", None)]))
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):
-                key, server = i.key, self.server
+                key = i.key
+                server = self.server
                 if key.phase == server.phase and key.purpose == server.purpose:
                     self.resolved.append(i)
                 done = [one for one in self.resolved if not one.reason]
@@ -226,7 +231,8 @@ class Net:
 
     def cut(self, site: Site) -> None:
         """The connection ends; what is on its way is lost."""
-        conn, site.conn = site.conn, b""
+        conn = site.conn
+        site.conn = b""
         if not conn:
             return
         self.cuts += 1

@@ -131,7 +131,8 @@ def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
 @ANY
 @given(st.lists(st.tuples(st.integers(0, 9), SAID_BY_SERVERS, BODIES)))
 def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
-    machine, now = ClientProtocol(m.Join(worker="w", ids=[0, 1, 2], slots=2), part=PART), 0.0
+    machine = ClientProtocol(m.Join(worker="w", ids=[0, 1, 2], slots=2), part=PART)
+    now = 0.0
     machine.opened(now)
     for what, message, body in said:
         done: list[c.Instruction] = []

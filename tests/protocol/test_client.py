@@ -75,7 +75,8 @@ def sent(instructions, kind=m.Message) -> list:
 
 
 def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
-    c, sites = working(), [m.SiteFacts(client=0, train=7, test=2)]
+    c = working()
+    sites = [m.SiteFacts(client=0, train=7, test=2)]
     c.ready("L", sites)
     c.closed(1.0)
     (join,) = sent(c.opened(2.0))
@@ -168,7 +169,8 @@ def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_no
 
 
 def test_a_payload_is_let_go_of_once_its_task_is_done():
-    c, payload = ready(), memoryview(bytes(3))
+    c = ready()
+    payload = memoryview(bytes(3))
     c.received(task(3), payload, 0.0)
     held = weakref.ref(payload)
     del payload
@@ -381,7 +383,8 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
 
 
 def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
-    c, size = working(), 2 * m.PART + 5
+    c = working()
+    size = 2 * m.PART + 5
     assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]
     out = pull(c, 0, 2)
     assert [(i.message.index, len(i.body)) for i in out] == [(0, m.PART), (1, m.PART)]
@@ -500,7 +503,8 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     """In one process all parts are views of the server's memory, and a method may write to its
     payload.
     """
-    c, sent_from = ready(), memoryview(bytearray(2 * m.PART))
+    c = ready()
+    sent_from = memoryview(bytearray(2 * m.PART))
     give(c, task(len(sent_from)), None)
     for index in range(2):
         out = part(c, index=index, data=sent_from[index * m.PART : (index + 1) * m.PART])
@@ -515,7 +519,8 @@ def test_a_payload_is_in_memory_of_the_clients_own():
 
 def test_equal_payloads_of_a_process_are_in_memory_once():
     """As long as one of their tasks is to be done; all bytes cross all the same."""
-    c, size = ClientProtocol(m.Join(worker="w", slots=3)), 2 * m.PART
+    c = ClientProtocol(m.Join(worker="w", slots=3))
+    size = 2 * m.PART
     c.opened(0.0)
     c.received(msgspec.structs.replace(WELCOME, ids=[0, 1, 2]), None, 0.0)
     c.ready("L")
@@ -551,7 +556,8 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
 
 
 def test_a_damaged_part_of_an_equal_payload_does_not_change_the_one_in_memory():
-    c, size = ready(slots=2), 2 * m.PART
+    c = ready(slots=2)
+    size = 2 * m.PART
     for client, data in ((0, b"a"), (1, b"!")):
         give(c, task(size, key=key(client), check=b"digest"), None)
         for index in range(2):

@@ -33,10 +33,13 @@ def idle(one: ServerProtocol) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_one_ahead(seed):
-    draw, one = random.Random(seed), server(CLIENTS)
+    draw = random.Random(seed)
+    one = server(CLIENTS)
     here: dict[bytes, str] = {}
     handed: list[tuple[bytes, m.Key]] = []  # and not answered
-    count, round, now = 0, 0, 0.0
+    count = 0
+    round = 0
+    now = 0.0
 
     def do(instructions) -> None:
         for i in instructions:
@@ -50,7 +53,8 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         if name in here.values():
             return
         count += 1
-        conn, ids = b"%d" % count, draw.sample(range(CLIENTS), draw.choice([1, 4, CLIENTS]))
+        conn = b"%d" % count
+        ids = draw.sample(range(CLIENTS), draw.choice([1, 4, CLIENTS]))
         here[conn] = name
         do(ready(one, conn, name, ids, now, slots=draw.choice([1, 1, 3])))
 
@@ -94,7 +98,8 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
     def fail() -> None:
         if handed:
             conn, key = handed.pop(draw.randrange(len(handed)))
-            again, lacks = draw.random() < 0.5, draw.random() < 0.3
+            again = draw.random() < 0.5
+            lacks = draw.random() < 0.3
             said = m.Failed(run="r", inc=1, key=key, reason="x", again=again, lacks=lacks)
             do(say(one, conn, said, now))
 
@@ -147,7 +152,8 @@ def test_a_clients_second_task_of_a_round_is_another_attempt():
 
 @pytest.mark.parametrize("workers", [200, 2])
 def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch, workers):
-    many, one = 200, server(200)
+    many = 200
+    one = server(200)
     each = many // workers
     for k in range(workers):
         ready(one, b"%d" % k, f"w{k}", range(k * each, (k + 1) * each))

@@ -147,7 +147,8 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     net.cut(site)
     # What was sent over a connection that ended is lost in the book of its sender.
     for book, lost, came in ((site.rows, "reply", "pull"), (net.rows, "pull", "reply")):
-        (mine,), (theirs,) = rows(book, lost), rows(book, came)
+        (mine,) = rows(book, lost)
+        (theirs,) = rows(book, came)
         assert mine["lost"]
         assert "lost" not in theirs
     assert rows(site.rows, "reply")[0]["bytes"] > rows(net.rows, "reply")[0]["bytes"]
@@ -254,8 +255,11 @@ class Federation(RuleBasedStateMachine):
         )
         self.net.first = first
         self.rules = Rules(deadline=deadline, closed=closed, silent=10.0, join=30.0)
-        self.round, self.faults, self.sent = 0, 0, {}
-        self.useful, self.all_resolved = Counter(), []
+        self.round = 0
+        self.faults = 0
+        self.sent = {}
+        self.useful = Counter()
+        self.all_resolved = []
         self.net.site("a", [0, 1, 2, 3])
         self.net.site("b", [0, 1])
         self.net.site("c", [2, 3], slots=2, join=False)

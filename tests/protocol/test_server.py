@@ -28,7 +28,8 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import form, machine, spec
 
-READY, ALIVE = m.Ready(run="r", inc=1, layout="L"), m.Alive(run="r", inc=1)
+READY = m.Ready(run="r", inc=1, layout="L")
+ALIVE = m.Alive(run="r", inc=1)
 
 
 def server(clients: int = 4, **options) -> ServerProtocol:
@@ -603,7 +604,8 @@ def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_drop
 
 
 def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
-    s, rules = begun(rules=Rules(closed=3.0)), Rules(closed=3.0)
+    s = begun(rules=Rules(closed=3.0))
+    rules = Rules(closed=3.0)
     s.closed(b"1", 1.0)
     s.begin(2, 0, "train", [spec(0)], rules, 2.0)
     assert of(s.tick(3.9), Resolved) == []
@@ -616,7 +618,8 @@ def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_i
 
 
 def test_a_client_that_may_be_away_for_ever_is_never_lost():
-    s, rules = begun(rules=Rules(closed=None)), Rules(closed=None)
+    s = begun(rules=Rules(closed=None))
+    rules = Rules(closed=None)
     s.closed(b"1", 1.0)
     s.begin(2, 0, "train", [spec(0)], rules, 2.0)
     assert of(s.tick(1e6), Resolved) == []
@@ -701,7 +704,8 @@ def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
 
 
 def test_task_that_kills_its_workers_ends():
-    s, now = begun(rules=Rules(closed=0.0)), 0.0
+    s = begun(rules=Rules(closed=0.0))
+    now = 0.0
     for n in range(2, 3 + DEATHS):
         s.closed(b"%d" % (n - 1), now)
         out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
@@ -712,7 +716,8 @@ def test_task_that_kills_its_workers_ends():
 
 
 def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client_fails():
-    s, start = server(), spec(0, start="1-0-0")
+    s = server()
+    start = spec(0, start="1-0-0")
     ready(s, b"1", "a", [0])
     s.begin(1, 0, "train", [start], Rules(silent=None), 0.0)
     ready(s, b"2", "b", [0, 1])
@@ -732,7 +737,9 @@ def test_a_task_goes_to_a_worker_that_has_the_state_it_starts_from_or_its_client
 
 
 def test_a_worker_has_the_state_of_a_client_again_once_it_has_answered_for_it():
-    s, start, rules = server(), spec(0, start="1-0-0"), Rules(silent=None)
+    s = server()
+    start = spec(0, start="1-0-0")
+    rules = Rules(silent=None)
     ready(s, b"1", "a", [0])
     s.begin(1, 0, "train", [start], rules, 0.0)
     fails(s, b"1", lacks=True)
@@ -892,7 +899,8 @@ def test_nothing_is_kept_of_progress_that_a_worker_reports_of_clients_of_others(
 @pytest.mark.parametrize("died", ["with its task", "before its task", "silently before it"])
 def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
     """Its connection may be away for ever, and the worker in its place is ready."""
-    s, rules = server(), Rules(closed=None, silent=10.0)
+    s = server()
+    rules = Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0,))
     s.begin(1, 0, "train", [spec(0)], rules, 1.0)
     answer(s, b"1", 0, 1.0)
@@ -910,7 +918,8 @@ def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
 
 
 def test_a_bound_task_leaves_a_worker_that_stays_silent_for_one_that_was_ready_before():
-    s, rules = server(), Rules(closed=None, silent=10.0)
+    s = server()
+    rules = Rules(closed=None, silent=10.0)
     ready(s, b"1", "first", (0,))
     s.begin(1, 0, "train", [spec(0)], rules, 0.0)
     answer(s, b"1", 0)

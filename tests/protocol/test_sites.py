@@ -45,7 +45,8 @@ def test_facts_of_clients_that_a_worker_does_not_host_are_refused_whole() -> Non
     assert sites.facts.get(0) is None
 
 
-CATS, DOGS = "c" * 64, "d" * 64
+CATS = "c" * 64
+DOGS = "d" * 64
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ ENDS = {
 
 def reached(states, start) -> set:
     """The states that can follow a state, itself among them."""
-    found, new = set(), {start}
+    found = set()
+    new = {start}
     while new:
         found |= new
         new = {to for s in new for following in states[s].values() for to in following} - found

@@ -42,7 +42,8 @@ def test_a_part_that_is_short_is_refused_and_changes_nothing():
 
 
 def test_a_part_that_was_not_granted_is_refused():
-    window, body = Receiving(6 * PART, PART), memoryview(bytes(PART))
+    window = Receiving(6 * PART, PART)
+    body = memoryview(bytes(PART))
     assert window.grant() == (0, WINDOW)
     for index in range(WINDOW):
         assert window.take(index, body) == index * PART

@@ -95,7 +95,9 @@ def write(
         "provenance": {"command": ["fednet", "run", f"{path.name}.yaml"], "host": "lab"},
     }
     (path / "summary.json").write_text(json.dumps(summary))
-    wire, lines, people = [], [], []
+    wire = []
+    lines = []
+    people = []
     wire += [
         row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection")
         for i in range(clients)

@@ -61,7 +61,8 @@ def test_a_kind_of_payload_and_a_part_of_the_time_have_the_same_colour_in_every_
         if "state" in kinds:  # another method: control variates too, and far larger
             line["kinds"] = {"control": 9000, "sketch": 5000, **kinds}
     jsonl(other.dir / "wire.jsonl", lines)
-    first, second = colours(one), colours(open_run(other.dir))
+    first = colours(one)
+    second = colours(open_run(other.dir))
     assert {"control", "sketch", "absent"} == set(second) - set(first)
     assert {name: second[name] for name in first} == first
     assert len({first[k] for k in ("state", "statistics", "protocol overhead")}) == 3

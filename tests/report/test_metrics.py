@@ -57,7 +57,8 @@ def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
     )
     # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a
     # round
-    task, reply = 1000 + ENVELOPE, 1024 + ENVELOPE
+    task = 1000 + ENVELOPE
+    reply = 1024 + ENVELOPE
     assert metrics.to_target(run, 0.6, "mb") == pytest.approx(
         (4 * 64 + 2 * task + 20 + 2 * task + 2 * reply + 20) / 1e6
     )
@@ -109,7 +110,8 @@ def test_the_quantiles_of_students_distribution_are_the_printed_ones(degrees, t)
 
 def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     run = opened(tmp_path / "a", personalised=True)
-    own, found = metrics.personal_spread(run), metrics.accuracies(run)
+    own = metrics.personal_spread(run)
+    found = metrics.accuracies(run)
     assert own is not None
     last = {r.client: r for r in run.clients}
     assert own["clients"] == len(last)

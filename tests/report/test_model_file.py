@@ -19,7 +19,8 @@ from tests.rooms import SMALL, run
 
 
 def test_a_flipped_bit_or_another_runs_file_is_an_error(tmp_path: Path) -> None:
-    directory, other = run(tmp_path), run(tmp_path, name="other", seed=1)
+    directory = run(tmp_path)
+    other = run(tmp_path, name="other", seed=1)
     path = directory / "model.safetensors"
     whole = path.read_bytes()
     sound = fednet.open_run(directory).model().state_dict()

@@ -69,11 +69,9 @@ def test_an_unknown_frame_names_the_known_ones(tmp_path):
 @pytest.mark.parametrize("what", ["rounds", "clients", "wire", "events"])
 def test_frames_of_all_runs_have_the_same_columns_of_the_same_types_and_flat_values(tmp_path, what):
     pytest.importorskip("pandas", reason="pandas is an extra")
-    whole, bare, empty = (
-        opened(tmp_path / "whole", rounds=3, personalised=True, drop={1: {0: "late"}}),
-        opened(tmp_path / "bare", rounds=2, accuracy=[None, None]),
-        opened(tmp_path / "empty"),
-    )
+    whole = opened(tmp_path / "whole", rounds=3, personalised=True, drop={1: {0: "late"}})
+    bare = opened(tmp_path / "bare", rounds=2, accuracy=[None, None])
+    empty = opened(tmp_path / "empty")
     (empty.dir / f"{what}.jsonl").write_text("")
     frames = [run.frame(what) for run in (whole, bare, empty)]
     assert len(frames[2]) == 0

@@ -126,7 +126,8 @@ KERNEL = {"sent": 1000, "received": 2000, "booked_down": 1000, "booked_up": 2000
 def test_what_the_operating_system_counted_is_compared_with_what_is_recorded(tmp_path):
     write(tmp_path / "a")
     assert kernel_counts(open_run(tmp_path / "a"), "run") == ""
-    started, kernel = {"type": "started"}, {"type": "kernel", **KERNEL}
+    started = {"type": "started"}
+    kernel = {"type": "kernel", **KERNEL}
     for events, said in [
         ([started, kernel], "1,000 bytes sent and 2,000 received by the server, as many as are"),
         ([started, kernel, kernel | {"sent": 900}], "counted 1,900 bytes sent and 4,000 received"),

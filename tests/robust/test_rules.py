@@ -104,7 +104,8 @@ def test_a_minority_as_large_as_it_likes_moves_the_robust_rules_no_further_than_
     draws = torch.Generator().manual_seed(seed)
     honest = torch.randn(m - f, 3, generator=draws)
     rows = torch.cat([honest, torch.full((f, 3), 1e9)])
-    low, high = honest.min(dim=0).values.double(), honest.max(dim=0).values.double()
+    low = honest.min(dim=0).values.double()
+    high = honest.max(dim=0).values.double()
     for made in (rules.median(rows), rules.trimmed_mean(rows, f)):
         assert bool(((made >= low) & (made <= high)).all())
 
@@ -202,7 +203,8 @@ def test_a_scale_and_a_base_are_a_stacks_as_a_sums():
 # -- attacks of one client -------------------------------------------------------------------------
 def test_a_turned_sign_is_taken_from_where_the_client_began():
     turned = config(faults={"malicious": {"clients": 0.5, "attack": "sign_flip", "strength": 2}})
-    y, x = tensors(3.0, 0.0, 1.0), tensors(1.0, 0.0, 2.0)
+    y = tensors(3.0, 0.0, 1.0)
+    x = tensors(1.0, 0.0, 2.0)
     assert attacks.attacked_vector(y, x, turned, 1, 0).vector.tolist() == [-3.0, 0.0, 4.0]
     assert attacks.attacked_vector(y, None, turned, 1, 0).vector.tolist() == [-6.0, 0.0, -2.0]
 

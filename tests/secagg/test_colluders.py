@@ -144,7 +144,8 @@ def play(case: Case, lie: Lie, dealt: Callable[[list[bytes], int], bytes]) -> tu
             else:
                 shares[at][dealer] = true[at]
     evidence = Evidence(terms, shares)
-    blamed, lost = set[int](), 0
+    blamed = set[int]()
+    lost = 0
     for dealer, secret in secrets.items():
         try:
             found = evidence.reconstruct(

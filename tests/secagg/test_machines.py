@@ -47,14 +47,18 @@ class Round:
     """
 
     def __init__(self, t: Terms, lost=(), change=lambda step, client, answer: answer):
-        self.terms, self.x, self.change = t, vectors(t), change
+        self.terms = t
+        self.x = vectors(t)
+        self.change = change
         self.clients = {c: SecureClient(t, c) for c in t.cohort}
-        self.server, self.lost = SecureServer(t), set(lost)
+        self.server = SecureServer(t)
+        self.lost = set(lost)
         self.answers: dict[tuple[str, int], bytes] = {}
         self.refused: dict[int, str] = {}
 
     def step(self) -> None:
-        step, gathered = self.server.step, Gathered()
+        step = self.server.step
+        gathered = Gathered()
         for c in self.server.asked:
             question = self.server.question(c)
             answer = self.clients[c].answer(step, question, self.x[c])
@@ -115,7 +119,8 @@ def test_below_the_threshold_the_round_is_void_at_that_step(protocol, step):
 def test_what_a_client_sends_says_nothing_of_its_vector(protocol):
     """Each masked vector is uniform by itself: with the same input, every round shows another."""
     t = terms(protocol, n=4, threshold=0.75, length=2000)
-    first, second = Round(t), Round(t)
+    first = Round(t)
+    second = Round(t)
     for round in (first, second):
         round.x = dict.fromkeys(t.cohort, np.zeros(t.length, dtype=np.int64))
         round.until(None)
@@ -139,9 +144,11 @@ def test_of_no_client_are_both_kinds_of_shares_given():
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_client_answers_for_one_set_of_survivors_only(protocol):
-    t, step = terms(protocol), "consistency"
+    t = terms(protocol)
+    step = "consistency"
     round = Round(t).until(step)
-    client, honest = round.clients[4], round.server.question(4)
+    client = round.clients[4]
+    honest = round.server.question(4)
     assert client.answer(step, honest) == client.answer(step, honest)
     for other in (t.cohort[:-1], t.cohort[1:]):
         with pytest.raises(Refused, match="with another question"):
@@ -228,7 +235,8 @@ def test_an_answer_that_is_none_is_refused_by_itself(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_client_that_copies_the_keys_of_another_is_refused(protocol):
-    round, gathered = Round(terms(protocol)), Gathered()
+    round = Round(terms(protocol))
+    gathered = Gathered()
     keys = round.clients[3].answer("keys", round.server.question(3))
     round.server.take(gathered, 3, keys)
     with pytest.raises(RemoteProtocolError, match="a public key that occurs twice"):

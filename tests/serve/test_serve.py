@@ -90,7 +90,8 @@ def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path, queue):
 
 
 def test_a_run_whose_file_is_damaged_has_failed_and_keeps_no_other_from_its_turn(tmp_path):
-    queue, at = Queue(tmp_path), tmp_path / "queue"
+    queue = Queue(tmp_path)
+    at = tmp_path / "queue"
     for _ in range(5):
         queue.submit(config())
     (at / "000001.json").write_bytes((at / "000001.json").read_bytes()[:99])
@@ -214,7 +215,8 @@ def test_a_page_is_read_again_while_there_is_news(queue):
 
 def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(queue):
     entry = queue.submit(config("shown"))
-    entry.state, entry.reason = "failed", "<script>alert(1)</script>"
+    entry.state = "failed"
+    entry.reason = "<script>alert(1)</script>"
     queue.write(entry)
     with Site(queue) as site:
         assert "<script>alert" not in site.get()

@@ -25,7 +25,8 @@ from fednet.wire.messages import Key
 LAYOUT = Layout(
     (Slot("w", (3,), "parameter"), Slot("mask", (2,), "buffer"), Slot("n", (), "counter"))
 )
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 
 
 class Whole(Payload):

@@ -212,7 +212,8 @@ def the_liar_is_of_no_use(directory, answers: int) -> None:
     """Its bytes are spent, nothing of them is of use, and nothing was lost. answers: how often it
     answered in round 1.
     """
-    said, book = summary(directory), lines(directory / "wire.jsonl")
+    said = summary(directory)
+    book = lines(directory / "wire.jsonl")
     whole = 4 * sum(r["useful"] for r in book if r["type"] == "reply")
     assert said["useful"] == said["predicted"]
     assert said["useful"]["up"] == {"state": 131 * whole, "statistics": 6 * whole}
@@ -232,7 +233,8 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     tmp_path, monkeypatch, alone, at
 ):
     federation(monkeypatch, failing=LIAR, malicious=-1, by=at)
-    local, asked = FedAvg.client_update, []
+    local = FedAvg.client_update
+    asked = []
 
     def training(self, phase, client, down, host):
         asked.append((host.round, host.client_id))

@@ -31,7 +31,9 @@ UNEVEN = {"partition": {"scheme": "quantity", "alpha": 0.5}}
 
 def federation(monkeypatch, *, failing: int | None, malicious: int, by: str) -> None:
     """One client's reply raises in `fold` or in `finish`, another client sends a huge model."""
-    local, fold, finish = FedAvg.client_update, FedAvg.accumulate, FedAvg.server_update
+    local = FedAvg.client_update
+    fold = FedAvg.accumulate
+    finish = FedAvg.server_update
 
     def training(self, phase, client, down, host):
         state, up = local(self, phase, client, down, host)

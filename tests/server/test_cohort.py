@@ -61,7 +61,8 @@ def closed(ends: dict[int, tuple[float, str]], first: int | None) -> Cohort:
     """The exchange of clients whose tasks ended so, at that second and for that reason without a
     reply.
     """
-    cohort, order = Cohort(sorted(ends), first), Order()
+    cohort = Cohort(sorted(ends), first)
+    order = Order()
     for client, (at, reason) in ends.items():
         order.expect(client, 0.0)
         order.set_end(client, at, reason)

@@ -75,14 +75,16 @@ ROUND = ["take 1", "take 0", "close"]
 def test_a_round_is_concluded_before_the_next_one_opens():
     engine = Told(rounds=2)
     drive(engine)
-    one, two = ["open 1", *ROUND, "conclude 1"], ["open 2", *ROUND, "conclude 2"]
+    one = ["open 1", *ROUND, "conclude 1"]
+    two = ["open 2", *ROUND, "conclude 2"]
     assert engine.said == [*one, *two, "end"]
 
 
 def test_where_it_may_the_next_round_opens_before_this_one_is_concluded():
     engine = Told(rounds=2, early=True)
     drive(engine)
-    one, two = ["open 1", *ROUND, "open 2", "conclude 1"], [*ROUND, "conclude 2"]
+    one = ["open 1", *ROUND, "open 2", "conclude 1"]
+    two = [*ROUND, "conclude 2"]
     assert engine.said == [*one, *two, "end"]
 
 
@@ -103,7 +105,8 @@ class Box:
     """The outcomes that come, and those that were of no use."""
 
     def __init__(self, *outcomes):
-        self.outcomes, self.of_no_use = deque(outcomes), []
+        self.outcomes = deque(outcomes)
+        self.of_no_use = []
         self.leave_out = self.of_no_use.append
         self.watch = SimpleNamespace(check=lambda: None)
 

@@ -57,7 +57,8 @@ def models():
         def __init__(self, *, input_shape, classes):
             super().__init__()
             k = input_shape[0]
-            self.one, self.two = nn.Linear(k, k), nn.Linear(k, k)
+            self.one = nn.Linear(k, k)
+            self.two = nn.Linear(k, k)
             self.two.weight = self.one.weight
             self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(k, k))
             self.still = nn.Linear(k, k)
@@ -90,7 +91,8 @@ def test_what_a_client_finds_within_its_task_comes_in_its_reply(tmp_path):
 def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
     tmp_path, monkeypatch, lies
 ):
-    honest, conclude = evaluation.evaluate_in_training_task, Rounds.conclude
+    honest = evaluation.evaluate_in_training_task
+    conclude = Rounds.conclude
 
     def within(*of):
         found = honest(*of)
@@ -234,7 +236,8 @@ def test_fedproto_is_evaluated_with_the_prototypes_that_the_configuration_says(t
         assert path.exists() == line["took_part"]
         # Who never took part has the newest prototypes beside the initial model.
         named = load_file(path) if path.exists() else {**initial, "prototypes": newest}
-        prototypes, known = named.pop("prototypes"), named.pop("known", torch.ones(3))
+        prototypes = named.pop("prototypes")
+        known = named.pop("known", torch.ones(3))
         same.append(torch.equal(prototypes, newest))
         site = experiment.federation.site(line["client"])
         module = experiment.setting.module()
@@ -420,7 +423,8 @@ def test_fedrods_personal_files_hold_its_personal_head_too(tmp_path):
         named = load_file(path)
         with safe_open(path, "pt") as file:
             assert file.metadata()["beside"].split() == ["p_head.weight", "p_head.bias"]
-        weight, bias = named.pop("p_head.weight"), named.pop("p_head.bias")
+        weight = named.pop("p_head.weight")
+        bias = named.pop("p_head.bias")
         module = experiment.setting.module()
         module.load_state_dict(named, strict=True)
         x, y = experiment.federation.site(row["client"]).test

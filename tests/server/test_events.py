@@ -32,7 +32,8 @@ def clock(monkeypatch):
 @pytest.fixture
 def told(clock):
     """Events of a server whose clients are started by others, what it wrote, and what it said."""
-    notes, said = [], []
+    notes = []
+    said = []
     events = Events(lambda event, fields: notes.append((event, fields)), said.append, alone=True)
     return events, notes, said
 

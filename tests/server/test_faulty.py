@@ -84,7 +84,8 @@ def test_a_task_whose_reply_is_lost_by_plan_is_handed_out_once(how):
 
 
 def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
-    silent, cut = ("drop_before_sending", "drop_during_upload")
+    silent = "drop_before_sending"
+    cut = "drop_during_upload"
     s = begun(spec(0, lost=silent, cost=9), spec(1, lost=cut, cost=8), spec(2), spec(3))
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
     assert s.roster.workers["w"].queue == [0, 1]

@@ -38,7 +38,8 @@ def test_held_out_clients_never_train_and_are_evaluated_apart(tmp_path, method):
     experiment = build.build(small(**changes), None)
     left_out = world.held_out(experiment.config)
     assert len(left_out) == 2
-    rounds, clients = lines(directory / "rounds.jsonl"), lines(directory / "clients.jsonl")
+    rounds = lines(directory / "rounds.jsonl")
+    clients = lines(directory / "clients.jsonl")
     assert all(r["completed"] == sorted({*range(5)} - left_out) for r in rounds)
     assert {r["client"] for r in clients if r.get("held_out")} == left_out
     # The newest shared model, or shared part beside initial values, on their own tests.

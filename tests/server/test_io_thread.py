@@ -55,7 +55,8 @@ class Work:
 
     def work(self, task, body, step, check=None):
         size = len(body)
-        form, values = [m.Field("x", "delta", size, size)], [bytes(body)]
+        form = [m.Field("x", "delta", size, size)]
+        values = [bytes(body)]
         if task.evaluates:
             form.append(m.Field("counts", "accuracy", 4, 4))
             values.append(b"fine")
@@ -68,7 +69,8 @@ def made_io(
     tmp_path, transport, clients=2, pump=None, curve=False, server=1, protocol=ServerProtocol
 ):
     """Returns the I/O of the nth server of a run, the rows of its book and its events."""
-    rows, notes = [], []
+    rows = []
+    notes = []
     journal = journal_in(tmp_path / "inbox", rows, server)
     of_it = {"run": "run", "inc": server, "name": "n", "config": "x" * 2000, "beat_s": 0.2}
     machine = protocol(
@@ -112,7 +114,8 @@ class Both:
     """
 
     def __init__(self, tmp_path, transport, client, curve=False, inline=True, shape=None) -> None:
-        self.transport, self.client_transport = transport, client
+        self.transport = transport
+        self.client_transport = client
         self.loop = ClientLoop(
             ClientProtocol(m.Join(worker="w", ids=[0, 1])),
             client,
@@ -123,7 +126,8 @@ class Both:
         )
         pump = (lambda: self.loop.step(0.0)) if inline else None
         self.io, self.rows, self.notes = made_io(tmp_path, transport, 2, pump, curve)
-        self.clients, self.link = clients_of(self.io, tmp_path), self.io.link
+        self.clients = clients_of(self.io, tmp_path)
+        self.link = self.io.link
         self.links = (self.link, self.loop.link)
 
     def phase(self, size: int, ended: str = "") -> None:
@@ -133,7 +137,8 @@ class Both:
             for i in range(2)
         ]
         self.clients.open((1, 0, "train"), specs)
-        limit, done = time.monotonic() + LIMIT_S, []
+        limit = time.monotonic() + LIMIT_S
+        done = []
         while len(done) < 2:
             assert time.monotonic() < limit
             found = self.clients.wait(0.01)
@@ -162,7 +167,8 @@ def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypat
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
     both.io.inbox._decode = unusable
-    outcomes, let_go = [], []
+    outcomes = []
+    let_go = []
     wait = Clients.wait
     monkeypatch.setattr(Clients, "wait", lambda *a: outcomes.append(wait(*a)) or outcomes[-1])
     monkeypatch.setattr(ReceivedReply, "let_go", lambda reply: let_go.append(reply.message.key))
@@ -178,7 +184,8 @@ def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_pa
     both = Both(tmp_path, here, network.client())
     both.phase(10)
     (conn,) = both.io.protocol.roster.by_conn
-    beat, poll = encode(m.Alive(run="run", inc=1)), here.poll
+    beat = encode(m.Alive(run="run", inc=1))
+    poll = here.poll
     limit = time.monotonic() + LIMIT_S
 
     def beaten(timeout_s):
@@ -202,7 +209,8 @@ def until(true, *steps) -> None:
 def over_sockets(tmp_path, curve=False, between=None):
     """(server's transport, client's, both sides, what is between them)"""
     with ExitStack() as stack:
-        keyring, pair = None, None
+        keyring = None
+        pair = None
         if curve:
             keys.lab(tmp_path / "keys", 2)
             keyring = keys.Keyring(tmp_path / "keys")
@@ -256,9 +264,13 @@ def test_bytes_that_were_damaged_under_curve_are_in_the_book_of_whoever_got_them
         proxy.flip = direction
         both.phase(BIG)  # the task or the reply that is damaged goes again
         assert not proxy.flip
-        here, link, rows = server, both.link, both.rows
+        here = server
+        link = both.link
+        rows = both.rows
         if direction == "down":
-            here, link, rows = client, both.loop.link, both.loop.book.rows
+            here = client
+            link = both.loop.link
+            rows = both.loop.book.rows
 
         def counted() -> list[int]:
             return [received for _, received in here.traffic().values()]
@@ -292,10 +304,12 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
     """As of a process that was stopped, or of a machine that slept: what they sent meanwhile it has
     yet to read.
     """
-    network, at = Inproc(), time.monotonic()
+    network = Inproc()
+    at = time.monotonic()
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    io, (worker,) = both.io, both.io.protocol.roster.workers.values()
+    io = both.io
+    (worker,) = both.io.protocol.roster.workers.values()
     io.inline = False
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     at += 60
@@ -335,7 +349,9 @@ def test_the_io_changes_hands_and_no_thread_waits_for_ever(tmp_path):
 def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client(), inline=False)
-    io, clients, failed = both.io, both.clients, threading.Event()
+    io = both.io
+    clients = both.clients
+    failed = threading.Event()
 
     def broken(timeout_s):
         failed.set()
@@ -355,10 +371,13 @@ def test_what_breaks_the_caretaker_is_raised_where_the_rounds_use_it(tmp_path):
 
 
 def test_what_a_wake_up_leads_to_is_in_the_journal_then_leaves_then_counts(tmp_path, monkeypatch):
-    network, calls = Inproc(), []
+    network = Inproc()
+    calls = []
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    io, flush, send = both.io, both.io.journal.flush, both.link._send
+    io = both.io
+    flush = both.io.journal.flush
+    send = both.link._send
     monkeypatch.setattr(io.journal, "flush", lambda: (calls.append("journal"), flush()))
     monkeypatch.setattr(both.link, "_send", lambda *a: (calls.append("left"), send(*a))[1])
     monkeypatch.setattr(io, "_at", lambda point, round: calls.append((point, len(io.outcomes))))
@@ -404,13 +423,15 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
     """Two rounds with a first server, two with a second; in the third round an upload is cut."""
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
-    body, clients = Body([bytes(10)]), both.clients
+    body = Body([bytes(10)])
+    clients = both.clients
 
     def types() -> set[tuple[str, str]]:
         return {name[1:3] for name in open_accounts(both.loop.link.journal)}
 
     def next_round(round: int, **cut) -> None:
-        form, check = [m.Field("x", "state", 10, 10)], body.check()
+        form = [m.Field("x", "state", 10, 10)]
+        check = body.check()
         specs = [FaultySpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
         clients.open((round, 0, "train"), specs)
         for _ in range(2):
@@ -447,11 +468,13 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
 def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(
     tmp_path, monkeypatch
 ):
-    network, done = Inproc(), []
+    network = Inproc()
+    done = []
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
     (last,) = both.io.protocol.roster.by_conn
-    send, io = both.transport.send, both.io
+    send = both.transport.send
+    io = both.io
     monkeypatch.setattr(
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
     )
@@ -469,7 +492,9 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
     (last,) = both.io.protocol.roster.by_conn
-    io, before, key = both.io, len(both.rows), m.Key(2, 0, 0, 0)
+    io = both.io
+    before = len(both.rows)
+    key = m.Key(2, 0, 0, 0)
     both.client_transport.close()
     size = [m.Field("x", "state", 3, 3)]
     task = m.Task(run="run", inc=1, key=key, form=size, size=3)
@@ -481,11 +506,13 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
 @pytest.mark.parametrize("over", ["down", "up"])
 def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypatch, over):
     """Its reply is whole and its bill is made in the very wake-up."""
-    network, key = Inproc(), m.Key(2, 0, 0, 0)
+    network = Inproc()
+    key = m.Key(2, 0, 0, 0)
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
     (last,) = both.io.protocol.roster.by_conn
-    io, form = both.io, [m.Field("x", "state", 3, 3)]
+    io = both.io
+    form = [m.Field("x", "state", 3, 3)]
     reply = m.Reply(key=key, form=form, size=3, check=digest([b"abc"]))
     monkeypatch.setattr(
         io.protocol, "tasks", {0: SimpleNamespace(spec=TaskSpec(0, [], Body([]), b""))}
@@ -521,9 +548,11 @@ def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path)
 
 
 def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path):
-    network, key = Inproc(), m.Key(1, 0, 0, 0)
+    network = Inproc()
+    key = m.Key(1, 0, 0, 0)
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
-    clients, client = clients_of(io, tmp_path), ready(io, network)
+    clients = clients_of(io, tmp_path)
+    client = ready(io, network)
     clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     form = [m.Field("x", "delta", BIG, BIG)]
     client.send([encode(m.Reply(run="run", inc=1, key=key, form=form, size=BIG))])
@@ -538,7 +567,8 @@ def test_pulls_of_an_upload_whose_connection_ended_may_not_have_arrived(tmp_path
 def test_nothing_is_kept_of_a_reply_that_is_called_off_half_way(tmp_path):
     network = Inproc()
     io, *_ = made_io(tmp_path, network.server(), pump=lambda: False)
-    clients, client = clients_of(io, tmp_path), ready(io, network)
+    clients = clients_of(io, tmp_path)
+    client = ready(io, network)
 
     def written() -> list[str]:
         files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
@@ -562,7 +592,8 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     now = server_io.ListeningClock()
     now.note_listened()
-    before, at = now(), at + 3600
+    before = now()
+    at = at + 3600
     assert now() == before + server_io.PAUSE_S  # a command that waited for it
     now.note_listened()
     assert now() == before + server_io.PAUSE_S
@@ -578,10 +609,13 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     network = Inproc()
     io, rows, _ = made_io(tmp_path, network.server(), pump=lambda: False)
     io.inbox._decode = lambda replies, bodies: [object()]
-    clients, client = clients_of(io, tmp_path), ready(io, network)
-    key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
+    clients = clients_of(io, tmp_path)
+    client = ready(io, network)
+    key = m.Key(1, 0, 0, 0)
+    payload = b"what the client came to"
     clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
-    form, check = [m.Field("x", "delta", 23, 23)], digest([payload])
+    form = [m.Field("x", "delta", 23, 23)]
+    check = digest([payload])
     reply = m.Reply(run="run", inc=1, key=key, form=form, size=23, check=check)
     client.send([encode(reply), payload])
     io._step(0.0)

@@ -52,7 +52,8 @@ def test_more_rounds_after_the_end_add_rows_to_those_of_a_journal_that_was_writt
     tmp_path: Path,
 ) -> None:
     directory = run(tmp_path, **CHANGES)
-    rows, journal = lines(directory / "wire.jsonl"), directory / "checkpoint" / "journal"
+    rows = lines(directory / "wire.jsonl")
+    journal = directory / "checkpoint" / "journal"
     assert journal.stat().st_size < 1000
     generation, size = read_manifest(directory / "checkpoint")[0].journal
     assert size > 1000

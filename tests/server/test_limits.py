@@ -53,7 +53,8 @@ def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, cu
         context = stack.enter_context(zmq.Context())
         context.max_sockets = many + 10
         context.linger = 0
-        dealers, poller = {}, zmq.Poller()
+        dealers = {}
+        poller = zmq.Poller()
         for k in range(many):
             dealer = stack.enter_context(context.socket(zmq.DEALER))
             dealer.linger = 0
@@ -97,7 +98,8 @@ def served(tmp_path):
 def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
     io, rows, client = served
     peer = client(0)
-    before, tables = len(rows), len(io.journal.book.untaken)
+    before = len(rows)
+    tables = len(io.journal.book.untaken)
     part = m.Part(run="run", inc=1, key=m.Key(0, 0, 0, 0), index=0)
     for n in range(1, 60):
         for key in (m.Key(n, 0, 0, 0), m.Key(0, 0, 0, 1)):
@@ -122,14 +124,16 @@ def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_sh
     assert came == [("reply", None)] * REFUSALS + [("refused", 7)]
 
 
-BEAT, READY = encode(m.Alive(run="run", inc=1)), encode(m.Ready(run="run", inc=1, layout="L"))
+BEAT = encode(m.Alive(run="run", inc=1))
+READY = encode(m.Ready(run="run", inc=1, layout="L"))
 
 
 def sent_until_hung_up(io, flood, honest, at_once: int, useless: bytes = BEAT) -> int:
     """Send so many useless messages to each heartbeat of an honest client, until the server ends
     the flood's connection. Return how many were sent.
     """
-    conn, sent = flood.conn, 0
+    conn = flood.conn
+    sent = 0
     limit = time.monotonic() + LIMIT_S
     while flood.conn == conn:
         assert time.monotonic() < limit
@@ -144,7 +148,8 @@ def sent_until_hung_up(io, flood, honest, at_once: int, useless: bytes = BEAT) -
 @pytest.mark.parametrize("useless", [BEAT, READY], ids=["heartbeats", "ready"])
 def test_a_flood_of_useless_messages_is_hung_up_on_and_its_bytes_are_booked(served, useless):
     io, rows, client = served
-    honest, flood = client(0), client(1)
+    honest = client(0)
+    flood = client(1)
     kept = honest.conn
     sent = sent_until_hung_up(io, flood, honest, 200, useless)
     assert sent > server_io.USELESS_AT_ONCE
@@ -164,7 +169,8 @@ def test_no_more_peers_are_remembered_than_there_is_room_for():
 
 def test_a_flood_before_a_join_is_hung_up_on_and_whoever_has_joined_is_kept(served):
     io, _, client = served
-    honest, flood = client(0), client()
+    honest = client(0)
+    flood = client()
     flood.send([BEAT])
     io._step(0.0)
     kept = honest.conn

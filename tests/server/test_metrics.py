@@ -37,7 +37,8 @@ def test_the_metrics_are_in_every_record_and_change_no_bit(tmp_path):
     assert hashes(directory) == hashes(plain)
     assert "metrics" not in lines(plain / "rounds.jsonl")[-1]
     last = lines(directory / "rounds.jsonl")[-1]
-    model, data = fednet.open_run(directory).model().eval(), build(from_mapping(WHOLE)).data
+    model = fednet.open_run(directory).model().eval()
+    data = build(from_mapping(WHOLE)).data
     with torch.no_grad():
         outputs = model(data.inputs(data.test[0]))
     y = data.test[1]
@@ -73,7 +74,8 @@ def test_a_resume_without_metrics_does_not_keep_those_of_the_model_before(tmp_pa
 
 @pytest.mark.long
 def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
-    one, several = run(tmp_path / "a", **WITH), processes(tmp_path / "b", **WITH)
+    one = run(tmp_path / "a", **WITH)
+    several = processes(tmp_path / "b", **WITH)
     rows = [[[r.get(k) for k in FIELDS] for r in lines(d / "rounds.jsonl")] for d in (one, several)]
     assert rows[0] == rows[1]
     for name in ("client_metrics", "confusion"):
@@ -81,7 +83,8 @@ def test_processes_and_a_resumed_run_have_the_same_metrics(tmp_path):
     # Patience ends this run after its resume.
     changes = {**WITH, "rounds": 40, "stop": {"patience": 2, "metric": "perplexity"}}
     changes["train"] = {"lr": 0.5, "batch_size": 16}
-    whole, resumed = check.run_small_federation(changes), check.run_killed_and_resumed(changes, [])
+    whole = check.run_small_federation(changes)
+    resumed = check.run_killed_and_resumed(changes, [])
     assert check.KILLED < len(whole) < 40
     assert [[r.get(k) for k in FIELDS] for r in whole] == [
         [r.get(k) for k in FIELDS] for r in resumed
@@ -118,7 +121,8 @@ def noted(losses: list[float], patience: int) -> tuple[RunProgress, list[str | N
     """
     config = small(rounds=9, stop={"metric": "test_loss", "patience": patience})
     evaluator = SimpleNamespace(config=config, own_model="")
-    progress, why = RunProgress(run="r"), []
+    progress = RunProgress(run="r")
+    why = []
     for number, loss in enumerate(losses, 1):
         progress.round = number
         Evaluator.note_best(evaluator, progress, Round(round=number, test_loss=loss), None)
@@ -216,7 +220,8 @@ SHAPES = {"confusion": (3, 3), "n": ()}
 )
 def test_counts_that_a_client_cannot_have_are_refused(more, why):
     def evaluation_reply(more):
-        counts, losses = torch.zeros(5, 2, 3, dtype=torch.int64), torch.zeros(5).double()
+        counts = torch.zeros(5, 2, 3, dtype=torch.int64)
+        losses = torch.zeros(5).double()
         return DetailedEvaluationReply(counts=counts, losses=losses, more=torch.tensor(more))
 
     evaluation_reply([[0, 4, 9], [6, 4, 10]]).check(3, 10, 10, SHAPES)
@@ -261,10 +266,12 @@ def test_the_summary_has_the_confusion_matrix_of_the_last_model(
     found = whole["confusion"]
     assert (found["model"], found["tested_on"]) == (model, tested_on)
     if tested_on == "server":
-        accuracy, f1 = whole["accuracy"]["final"], whole["metrics"]["f1_macro"]
+        accuracy = whole["accuracy"]["final"]
+        f1 = whole["metrics"]["f1_macro"]
     else:
         kind = "global" if model == "global" else "personal"
-        accuracy, f1 = whole["personal"][kind], whole["client_metrics"][kind]["f1_macro"]
+        accuracy = whole["personal"][kind]
+        f1 = whole["client_metrics"][kind]["f1_macro"]
     assert accuracy_and_f1(found["counts"]) == pytest.approx((accuracy, f1), rel=1e-12)
     (figure,) = figures.confusion(fednet.open_run(directory))
     assert figure.hover["v"] == found["counts"]

@@ -27,11 +27,14 @@ CHANGES = {"rounds": 2, "evaluate": {"clients": "all"}, "faults": {"random": {"d
 
 def test_a_reply_that_was_accepted_is_on_disk_before_any_message_leaves(tmp_path: Path) -> None:
     """Of the same wake-up too: here the answer to a heartbeat that came with the reply."""
-    network, left = Inproc(), list[bool]()
+    network = Inproc()
+    left = list[bool]()
     transport = network.server()
     io, *_ = made_io(tmp_path, transport, pump=lambda: False)
-    clients, client = clients_of(io, tmp_path), ready(io, network)
-    key, payload = m.Key(1, 0, 0, 0), b"what the client came to"
+    clients = clients_of(io, tmp_path)
+    client = ready(io, network)
+    key = m.Key(1, 0, 0, 0)
+    payload = b"what the client came to"
     clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     send = transport.send
 
@@ -61,7 +64,8 @@ def test_the_bytes_of_a_message_are_on_disk_before_it_leaves(
     """The disk as it is when the nth message leaves: the server that goes on from it has in its
     book what the first one had sent until then, this message, and no half of another one.
     """
-    send, left = InprocServer.send, list[int]()
+    send = InprocServer.send
+    left = list[int]()
 
     def sent(self: InprocServer, conn: bytes, frames: Sequence[Any]) -> bool:
         left.append(sum(framing(len(frame)) for frame in frames))

@@ -33,13 +33,15 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
             x: fednet.Sum
 
         def client_update(self, phase, client, down, host):
-            net, (x, y) = host.model(down.x).train(), host.data
+            net = host.model(down.x).train()
+            x, y = host.data
             optimizer = torch.optim.SGD(net.parameters(), lr=host.lr)
             for _ in range(5):
                 optimizer.zero_grad()
                 host.task.loss(net(x), y).backward()
                 optimizer.step()
-            done, run = fednet.Tensors.of(net, down.x.layout), fednet.Run(host.n, 5, 1.0)
+            done = fednet.Tensors.of(net, down.x.layout)
+            run = fednet.Run(host.n, 5, 1.0)
             if sends == "weights":
                 return client, self.Up(x=done, run=run)
             if sends == "said":

@@ -97,7 +97,9 @@ def test_a_reply_that_was_refused_stays_so_in_a_round_that_a_later_server_ends(
     """The first reply of client 1 in round 2 is refused and its second one is good; the server is
     killed before the round is in a checkpoint.
     """
-    take, save, refused = Inbox.take, Checkpoints.save, list[Any]()
+    take = Inbox.take
+    save = Checkpoints.save
+    refused = list[Any]()
 
     def refuses(self: Inbox, arrived: Any) -> Any:
         keys = [record.message.key for record, _ in arrived]

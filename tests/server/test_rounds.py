@@ -127,7 +127,8 @@ def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_ano
 ) -> None:
     arrived: list[int] = []
     added: list[int] = []
-    take, add = Inbox.take, Aggregation.add
+    take = Inbox.take
+    add = Aggregation.add
 
     def taken(self: Inbox, replies: Any) -> Any:
         found = take(self, replies)

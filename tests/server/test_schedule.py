@@ -130,7 +130,10 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=4, max_size=4)
 def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, buffer):
     def play(rank):
         """rank: of each client; of the tasks under way the one of lowest rank arrives first."""
-        s, order, told, pending = schedule(4, 3, buffer), Order(), [], {}
+        s = schedule(4, 3, buffer)
+        order = Order()
+        told = []
+        pending = {}
         given, due = step(s, 0.0)
         while s.round < 6:
             told.append((s.round, s.at, given, due, dict(s.came)))
@@ -155,7 +158,9 @@ def test_the_order_in_which_replies_arrive_changes_nothing(lengths, arrivals, bu
 
 def test_a_long_run_counts_every_reply_once():
     s = schedule(clients=7, at_once=4, buffer=3)
-    counted, given_out, clock = [], [], itertools.count(1)
+    counted = []
+    given_out = []
+    clock = itertools.count(1)
     given, due = step(s, 0.0)
     while s.round < 50:
         given_out += [(client, s.round) for client in given]

@@ -53,7 +53,8 @@ def found(spool, round=1):
 
 
 def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
-    spool, other = inbox_in(tmp_path), LARGE[::-1]
+    spool = inbox_in(tmp_path)
+    other = LARGE[::-1]
     body = logged(spool, KEY, LARGE, part=1000).body()
     again = logged(spool, KEY, other, part=1000).body()
     spool.clear(1)

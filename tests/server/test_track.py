@@ -28,7 +28,8 @@ class Fake:
     """fails: from that call on."""
 
     def __init__(self, fails: str = "") -> None:
-        self.fails, self.got = fails, []
+        self.fails = fails
+        self.got = []
 
     def write(self, round, numbers):
         if self.fails == "write":
@@ -50,7 +51,9 @@ def test_numbers_are_named_alike_for_every_tracker():
 
 
 def test_one_that_fails_is_left_out_said_once_and_the_others_go_on(tmp_path, monkeypatch):
-    good, bad, said = Fake(), Fake("write"), []
+    good = Fake()
+    bad = Fake("write")
+    said = []
 
     def broken(run, config):
         raise RuntimeError("cannot begin")

@@ -143,7 +143,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_task_is_lost_there(tmp_path: 
     _, records = run(tmp_path, **there)
     assert records[0]["dropped"] == {"0": "left"}
     assert records[0]["here"] == 3
-    seconds, comes = 0.0, {}
+    seconds = 0.0
+    comes = {}
     for record in records:
         for client in record["selected"]:
             comes.setdefault(client, []).append(seconds)
@@ -167,7 +168,9 @@ def test_a_task_that_is_resumed_has_the_time_that_is_left_of_its_client(
         "participation": 1.0,
     }
     run(tmp_path, rounds=2, **real)
-    begin, hand_out, left = Rounds.begin, Clients.open, []
+    begin = Rounds.begin
+    hand_out = Clients.open
+    left = []
 
     def later(self: Rounds) -> None:
         assert self.records.resumed is not None

@@ -23,7 +23,9 @@ class Clock(contextlib.nullcontext[None]):
 
     def __init__(self, after: int) -> None:
         super().__init__()
-        self.now, self.after, self.looks = 0.0, after, 0
+        self.now = 0.0
+        self.after = after
+        self.looks = 0
         roster = SimpleNamespace(hosting={}, sites=self.sites)
         self.protocol = SimpleNamespace(clients=3, roster=roster)
         self.inline = False
@@ -53,7 +55,8 @@ class Clock(contextlib.nullcontext[None]):
     ],
 )
 def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gives_up):
-    clock, notes = Clock(after=100), []
+    clock = Clock(after=100)
+    notes = []
     monkeypatch.setattr(watch, "time", clock)
     round = configuration.from_mapping({"clients": 3, "round": section}).round
     how = SimpleNamespace(display=SimpleNamespace(note=notes.append), until=None)
@@ -73,7 +76,9 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
 
 def watching(monkeypatch, tmp_path):
     clock = Clock(after=0)
-    clock.protocol.round, clock.protocol.phase, clock.protocol.purpose = 1, 0, "train"
+    clock.protocol.round = 1
+    clock.protocol.phase = 0
+    clock.protocol.purpose = "train"
     clock.snapshot = {"waiting": [], "arrived": [], "sites": [], "refused": []}
     monkeypatch.setattr(watch, "time", clock)
     said: list[str] = []
@@ -99,7 +104,8 @@ def test_only_three_presses_of_ctrl_c_end_what_runs_and_one_may_come_twice(monke
     clock, here = watching(monkeypatch, tmp_path)
     handlers = []
     monkeypatch.setattr(watch.signal, "signal", lambda *what: handlers.append(what))
-    press, other = signal.SIGINT, signal.SIGTERM
+    press = signal.SIGINT
+    other = signal.SIGTERM
     for at, number in ((1.0, press), (1.1, press), (1.6, other), (2.0, press), (2.4, other)):
         clock.now = at
         here.on_signal(number, None)

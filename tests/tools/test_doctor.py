@@ -16,7 +16,8 @@ from fednet.transport.zeromq.server import ZmqServer
 
 
 def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    threads = torch.get_num_threads()
+    state = torch.get_rng_state()
     first = fingerprint()
     assert first == fingerprint()
     assert len(first) == 64
@@ -51,7 +52,8 @@ def test_whether_a_server_would_let_this_client_in(tmp_path):
             (Keyring(tmp_path / "server"), None, False, "give --keys FILE"),
             (None, file, False, "only one of the two uses keys"),
         ):
-            server, over = ZmqServer("tcp://127.0.0.1:0", keyring=keyring), threading.Event()
+            server = ZmqServer("tcp://127.0.0.1:0", keyring=keyring)
+            over = threading.Event()
             thread = threading.Thread(
                 target=lambda server=server, over=over: [
                     server.poll(0.02) for _ in iter(over.is_set, True)

@@ -23,7 +23,8 @@ def model(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def alike(a: Path, b: Path) -> bool:
-    found, wanted = model(a), model(b)
+    found = model(a)
+    wanted = model(b)
     return all(torch.allclose(found[k], wanted[k], atol=1e-5) for k in wanted)
 
 

@@ -49,8 +49,10 @@ class Noisy(nn.Module):
 
 
 def test_what_a_model_draws_in_eval_mode_is_the_same_wherever_it_is_judged():
-    x, y = torch.zeros(64, 4), torch.arange(64) % 4
-    found, scores = [], []
+    x = torch.zeros(64, 4)
+    y = torch.arange(64) % 4
+    found = []
+    scores = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         found.append(evaluate(Noisy(), (x, y), Classification()).loss)
@@ -73,7 +75,10 @@ HAND = {
 # Two bins above and two below: class 1's positives are in the bins 999, 500 and 500, its negatives
 # in 500 and 0. Of 6 pairs 4 are in order and 2 in the same bin.
 SCORES = np.zeros((2, 2, 4096), dtype=np.int64)
-SCORES[1, 1, 999], SCORES[1, 1, 500], SCORES[0, 1, 500], SCORES[0, 1, 0] = 1, 2, 1, 1
+SCORES[1, 1, 999] = 1
+SCORES[1, 1, 500] = 2
+SCORES[0, 1, 500] = 1
+SCORES[0, 1, 0] = 1
 OF_SCORES = {"auc": (4 + 2 / 2) / 6, "average_precision": 1 / 3 * 1 + 2 / 3 * 3 / 4}
 
 
@@ -115,7 +120,8 @@ def test_the_sums_of_regression_are_exact_in_any_order_and_far_from_zero(scale):
     whole = of_values(outputs[:, None].tolist(), y.tolist(), 7)
     turned = of_values(outputs.flip(0)[:, None].tolist(), y.flip(0).tolist(), 64)
     assert np.array_equal(whole.more()["sum_values"], turned.more()["sum_values"])
-    wide, far = y.double() / scale - 1e6, (outputs.double() - y.double()) / scale
+    wide = y.double() / scale - 1e6
+    far = (outputs.double() - y.double()) / scale
     r2 = 1 - far.square().sum() / (wide - wide.mean()).square().sum()
     found = whole.metrics(OF_VALUES)
     assert found["r2"] == pytest.approx(float(r2), rel=1e-9)
@@ -243,7 +249,9 @@ def test_the_values_are_those_of_scikit_learn(classes):
     learn = pytest.importorskip("sklearn.metrics")
     outputs, y = drawn(3000, classes)
     found = counted(outputs, y).metrics([*HAND, *OF_SCORES])
-    p, predicted, true = outputs.softmax(1).numpy(), outputs.argmax(1).numpy(), y.numpy()
+    p = outputs.softmax(1).numpy()
+    predicted = outputs.argmax(1).numpy()
+    true = y.numpy()
     for name in ("macro", "micro", "weighted"):
         assert found[f"f1_{name}"] == pytest.approx(
             learn.f1_score(true, predicted, average=name), rel=1e-12

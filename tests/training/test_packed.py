@@ -29,11 +29,9 @@ from tests.algorithms import harness
 from tests.algorithms.harness import Federation, close, images
 
 # Of unlike numbers of batches; the third has fewer than one.
-SHAPE, CLASSES, SIZES = (
-    (1, 16, 16),
-    5,
-    (40, 33, 7, 64),
-)
+SHAPE = (1, 16, 16)
+CLASSES = 5
+SIZES = (40, 33, 7, 64)
 TASK = registry.task.get("classification")()
 RECIPE = TrainSection(lr=0.05, epochs=2, batch_size=16)
 
@@ -124,7 +122,8 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.scale = nn.Linear(256, CLASSES), nn.Parameter(torch.tensor(0.5))
+        self.head = nn.Linear(256, CLASSES)
+        self.scale = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x):
         return self.head(x.flatten(1)) * self.scale
@@ -133,7 +132,8 @@ class Scaled(nn.Module):
 def test_a_parameter_that_is_one_number_is_clipped_with_the_others(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Scaled())
     recipe = msgspec.structs.replace(RECIPE, clip_norm=0.1)
-    (lane, other), beside = (client(0, recipe=recipe) for _ in range(2)), client(1, recipe=recipe)
+    lane, other = (client(0, recipe=recipe) for _ in range(2))
+    beside = client(1, recipe=recipe)
     packed.descend([lane, beside], 3, TASK)
     alone(other)
     assert close(lane.after - lane.start, other.after - other.start, 2e-4)
@@ -168,7 +168,8 @@ def test_samples_gathered_from_one_dataset_are_those_of_each_client(x, chunk, mo
     y = torch.randint(0, CLASSES, (200,), generator=draw)
     data = Data((inputs, y), classes=CLASSES, mean=(0.3,), std=(0.7,))
     parts = np.split(np.sort(seeds.rng(0, "parts").permutation(200)[:137]), [40, 73])
-    cpu, none = torch.device("cpu"), np.zeros(0, dtype=np.int64)
+    cpu = torch.device("cpu")
+    none = np.zeros(0, dtype=np.int64)
     sites = [Site(data, part, none, cpu) for part in parts]
     lanes = [client(k) for k in (0, 1, 3)]
     found = []
@@ -282,7 +283,8 @@ def test_a_pack_whose_lanes_have_all_failed_takes_no_further_step():
             self.steps += 1
             return TASK.losses(outputs, y)
 
-    lanes, task = [client(0), client(1)], Counted()
+    lanes = [client(0), client(1)]
+    task = Counted()
     for lane in lanes:
         lane.progress = cancelled
     packed.descend(lanes, 2, task)
@@ -307,7 +309,8 @@ def test_what_a_model_keeps_in_attributes_is_not_the_next_packs():
         order = seeds.rng(0, "order", 1, 0)
         return Descent(scratch, data, RECIPE, order, start=weights(scratch.layout, 0))
 
-    one, two = lane(), lane()
+    one = lane()
+    two = lane()
     plans: packed.Plans = {}
     packed.descend([one], 2, TASK, plans)
     packed.descend([two], 2, TASK, plans)
@@ -316,7 +319,8 @@ def test_what_a_model_keeps_in_attributes_is_not_the_next_packs():
 
 
 def test_more_steps_than_are_gathered_at_once(monkeypatch):
-    whole, parts = client(0), client(0)
+    whole = client(0)
+    parts = client(0)
     packed.descend([whole, client(1)], 2, TASK)
     # Of two lanes of 16 images: 4 steps.
     monkeypatch.setattr(packed, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4)
@@ -371,7 +375,8 @@ def dropping(k: int, draws: int, **changes) -> Descent:
 
 
 def test_dropout_is_drawn_for_each_client_whoever_shares_its_pack():
-    alone, other = dropping(0, 7), dropping(0, 8)
+    alone = dropping(0, 7)
+    other = dropping(0, 8)
     packed.descend([alone], 4, TASK)
     packed.descend([other], 4, TASK)
     assert bits(alone) != bits(other)
@@ -384,7 +389,8 @@ def test_dropout_keeps_its_share_and_draws_each_step_and_lane_anew():
     layers = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.5))
     dropout = packed.Dropout(layers, 3, torch.device("cpu"))
     dropout.begin([1, 2, 1], torch.zeros(1, 1001), 8)
-    first, second = dropout.next(), dropout.next()
+    first = dropout.next()
+    second = dropout.next()
     for masks, p in zip(first, (0.25, 0.5)):
         assert masks.shape == (3, 8, 1001)
         assert masks.unique().tolist() == [0.0, pytest.approx(1 / (1 - p))]
@@ -414,7 +420,8 @@ def test_a_convolution_as_a_product_is_the_convolution(conv):
 
 
 def test_packs_with_products_are_near_to_those_with_convolutions(monkeypatch):
-    lanes, others = [client(k) for k in (0, 1)], [client(k) for k in (0, 1)]
+    lanes = [client(k) for k in (0, 1)]
+    others = [client(k) for k in (0, 1)]
     packed.descend(lanes, 2, TASK)
     monkeypatch.setattr(packed, "AS_PRODUCTS", ("cpu",))
     packed.descend(others, 2, TASK)
@@ -436,7 +443,8 @@ def test_a_task_whose_loss_is_not_the_mean_of_its_losses_is_refused():
 class Odd(nn.Module):
     def __init__(self, change) -> None:
         super().__init__()
-        self.head, self.change = nn.Linear(256, CLASSES), change
+        self.head = nn.Linear(256, CLASSES)
+        self.change = change
 
     def forward(self, x):
         return self.change(self.head(x.flatten(1)))
@@ -494,7 +502,8 @@ def test_samples_beside_the_local_ones_are_in_the_pack_too(monkeypatch):
     run = Federation(rounds=1).run("fedavg")
     more = Samples(*images(9, seed=7))
     plain = run.site(0).train(run.x, more=more)
-    site, pack = harness.ClientHost, Alone()
+    site = harness.ClientHost
+    pack = Alone()
     monkeypatch.setattr(
         harness, "ClientHost", lambda *args, **kwargs: site(*args, pack=pack, **kwargs)
     )

@@ -52,9 +52,13 @@ class Hoarding(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.ones(1))
-        self.log, self.past, self.once = [], deque([1.0], maxlen=3), {1}
-        self.nested, self.own = {"sums": ([0.0],)}, Own()
-        self.mean, self.rates = torch.zeros(1), np.zeros(1, np.float32)
+        self.log = []
+        self.past = deque([1.0], maxlen=3)
+        self.once = {1}
+        self.nested = {"sums": ([0.0],)}
+        self.own = Own()
+        self.mean = torch.zeros(1)
+        self.rates = np.zeros(1, np.float32)
         self.draws = torch.Generator().manual_seed(0), np.random.default_rng(0), Random(0)
         self.register_buffer("mask", torch.ones(1), persistent=False)
         self.known = [self]
@@ -92,7 +96,8 @@ def test_what_a_model_changes_in_place_is_not_the_next_clients_nor_a_second_mode
 class Recurrent(nn.Module):
     def __init__(self, flat):
         super().__init__()
-        self.rnn, self.flat = nn.LSTM(1, 1, batch_first=True), flat
+        self.rnn = nn.LSTM(1, 1, batch_first=True)
+        self.flat = flat
 
     def forward(self, x):
         if self.flat:

@@ -32,7 +32,8 @@ def test_regression_counts_values_within_tolerance_and_means_squares():
         tolerance = 0.5
 
     r = Near()
-    outputs, y = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.5, 2.0, 6.0])
+    outputs = torch.tensor([[1.0], [2.0], [4.0]])
+    y = torch.tensor([1.5, 2.0, 6.0])
     assert r.losses(outputs, y).tolist() == [0.25, 0.0, 4.0]
     assert float(r.loss(outputs, y)) == pytest.approx(4.25 / 3)
     assert r.counts(outputs, y).tolist() == [[2], [3]]
@@ -41,7 +42,8 @@ def test_regression_counts_values_within_tolerance_and_means_squares():
 
 def test_regression_without_a_tolerance_has_no_accuracy_and_counts_its_values():
     r = task.get("regression")()
-    outputs, y = torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 2.5])
+    outputs = torch.tensor([[1.0], [2.0]])
+    y = torch.tensor([1.0, 2.5])
     assert r.counts(outputs, y).tolist() == [[0], [2]]
     assert not has_accuracy(r)
 
@@ -77,7 +79,8 @@ class Last(nn.Module):
 
     def __init__(self, order=None):
         super().__init__()
-        self.head, self.order = nn.Linear(2, 4), order
+        self.head = nn.Linear(2, 4)
+        self.order = order
 
     def features(self, x):
         return x
@@ -89,7 +92,8 @@ class Last(nn.Module):
 
 @pytest.mark.parametrize("t", [3, 4])
 def test_where_classes_and_positions_are_as_many_the_model_says_which_is_which(t):
-    x, y = torch.randn(6, t, 2), torch.randint(0, 4, (6, t))
+    x = torch.randn(6, t, 2)
+    y = torch.randint(0, 4, (6, t))
     last = Last()
     assert class_axis(last, x, y, last(x)) == -1
     turned = Last(order=1)
@@ -106,7 +110,9 @@ def test_targets_without_a_label_are_left_out_as_torch_leaves_them_out():
     c = task.get("classification")()
     logits = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.2, 0.8], [0.1, 0.9]]]))
     y = torch.tensor([[0, -100], [1, 1]])  # three labels
-    a, b, d = math.log(4), -math.log(0.8), -math.log(0.9)
+    a = math.log(4)
+    b = -math.log(0.8)
+    d = -math.log(0.9)
     assert float(c.loss(logits, y)) == pytest.approx((a + b + d) / 3)
     assert c.losses(logits, y).tolist() == pytest.approx([a, (b + d) / 2])
     assert c.counts(logits, y).tolist() == [[0, 2], [1, 2]]

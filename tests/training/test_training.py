@@ -128,7 +128,8 @@ def test_the_run_counts_steps_samples_and_the_mean_loss():
 
 
 def test_steps_replace_epochs_and_may_end_within_one():
-    x, y = torch.ones(5, 1), torch.ones(5)
+    x = torch.ones(5, 1)
+    y = torch.ones(5)
     assert host(x=x, y=y, steps=4, epochs=9).train(weight()).run.steps == 4
     assert host(x=x, y=y, epochs=2).train(weight()).run.steps == 6  # the last short batch is kept
     # A method's own epochs come first.
@@ -161,10 +162,8 @@ def test_what_is_trained_beside_the_model_is_returned_and_leaves_the_model_alone
         return Squares().loss(model(x), y) + ((beside["w"] - 2.0) ** 2).sum()
 
     for clip in (None, 0.1):
-        alone, both = (
-            host(clip_norm=clip).train(weight()),
-            host(clip_norm=clip).train(weight(), loss=loss, extra=extra),
-        )
+        alone = host(clip_norm=clip).train(weight())
+        both = host(clip_norm=clip).train(weight(), loss=loss, extra=extra)
         assert same(alone.x, both.x)
     # 0.1 * 2 * 2
     assert float(host().train(weight(), loss=loss, extra=extra).extra.vector[0]) == pytest.approx(
@@ -186,7 +185,8 @@ class Net(nn.Module):
 
 def net_host(n=5, **changes):
     draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(n, 3, generator=draw), torch.randn(n, generator=draw)
+    x = torch.randn(n, 3, generator=draw)
+    y = torch.randn(n, generator=draw)
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(1)
         net = Net()
@@ -261,7 +261,8 @@ class Normed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.images, self.vectors = nn.BatchNorm2d(2), nn.BatchNorm1d(2)
+        self.images = nn.BatchNorm2d(2)
+        self.vectors = nn.BatchNorm1d(2)
         self.head = nn.Linear(2, 2)
 
     def forward(self, x):
@@ -270,7 +271,8 @@ class Normed(nn.Module):
 
 def test_batches_of_one_image_measure_its_statistics_as_torch_does():
     draw = torch.Generator().manual_seed(0)
-    x, y = 3 + torch.randn(2, 2, 4, 4, generator=draw), torch.tensor([0.0, 1.0])
+    x = 3 + torch.randn(2, 2, 4, 4, generator=draw)
+    y = torch.tensor([0.0, 1.0])
     h = host(Normed(), x=x, y=y, batch_size=1, epochs=1)
     trained = h.train(h.initial).x
     assert int(trained["images.num_batches_tracked"]) == 2
@@ -293,14 +295,16 @@ def test_a_parameter_the_loss_does_not_reach_moves_by_its_correction_alone():
 
 
 def test_the_same_client_and_round_give_the_same_bits_whatever_the_scratch_held():
-    one, two = net_host(), net_host()
+    one = net_host()
+    two = net_host()
     two.train(two.initial + two.initial, stream="other")
     assert same(one.train(one.initial).x, two.train(two.initial).x)
 
 
 @pytest.mark.parametrize("change", [{"client": 1}, {"round": 2}, {"seed": 1}])
 def test_another_client_round_or_seed_gives_another_order_and_dropout(change):
-    one, other = net_host(), net_host(**change)
+    one = net_host()
+    other = net_host(**change)
     assert not same(one.train(one.initial).x, other.train(other.initial).x)
 
 
@@ -311,8 +315,10 @@ def test_augmentation_draws_from_a_stream_of_its_own():
         seen.append(torch.rand(1, generator=generator))
         return x
 
-    x, y = torch.ones(4, 1), torch.ones(4)
-    plain, augmented = host(x=x, y=y), host(x=x, y=y, augment=shift)
+    x = torch.ones(4, 1)
+    y = torch.ones(4)
+    plain = host(x=x, y=y)
+    augmented = host(x=x, y=y, augment=shift)
     assert same(plain.train(weight()).x, augmented.train(weight()).x)
     augmented.train(weight())
     assert seen[0] == seen[1]
@@ -356,7 +362,8 @@ def test_a_part_of_the_model_is_trained_with_the_rest_of_the_sites_own():
     run = f.run("fedavg")
     part = f.layout.without(["head.bias"])
     h = run.site(0)
-    whole, some = h.train(f.initial).x, h.train(f.initial.select(part)).x
+    whole = h.train(f.initial).x
+    some = h.train(f.initial.select(part)).x
     assert some.layout == part
     assert same(some, whole.select(part))
     assert h.trained.layout == f.layout
@@ -364,7 +371,8 @@ def test_a_part_of_the_model_is_trained_with_the_rest_of_the_sites_own():
 
 def test_frozen_models_are_distinct_and_survive_training():
     h = net_host()
-    one, two = h.frozen(h.initial), h.frozen(h.initial + h.initial)
+    one = h.frozen(h.initial)
+    two = h.frozen(h.initial + h.initial)
     h.train(h.initial)
     assert one is not two
     assert torch.equal(one.head.weight, h.initial["head.weight"])
@@ -417,7 +425,8 @@ def test_captured_steps_are_replayed_for_the_tasks_own_loss_alone(monkeypatch):
     assert len(captured) == 2
     # Nor are those of another task, such as one with a client's own class weights.
     other = host(graphs=True)
-    other.scratch.may_draw, other.task = False, Squares()
+    other.scratch.may_draw = False
+    other.task = Squares()
     for _ in range(3):
         other.train(weight())
     assert len(captured) == 2
@@ -443,14 +452,17 @@ def test_what_a_method_draws_with_numpy_is_the_same_kind_of_training(monkeypatch
 
     def pack(lane):
         kinds.append(lane.kind)
-        lane.scratch, lane.after = h.scratch, lane.start
+        lane.scratch = h.scratch
+        lane.after = lane.start
         return descend(lane, Squares())[0]
 
     monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
     monkeypatch.setattr(graphs.Captured, "__call__", lambda self, x, y: self.step(x, y))
     h = host(graphs=not packed, per_client={"3": ClientTrainSection(epochs=2)})
-    h.scratch.may_draw, h.pack = False, pack if packed else None
-    steps, momentum = np.int64(3), np.float64(0.0)
+    h.scratch.may_draw = False
+    h.pack = pack if packed else None
+    steps = np.int64(3)
+    momentum = np.float64(0.0)
     own = msgspec.structs.replace(h.train_config, momentum=momentum, per_client={})
     for config, given in ((h.train_config, 3), (own, steps), (own, 3)):
         h.train_config = config
@@ -460,7 +472,8 @@ def test_what_a_method_draws_with_numpy_is_the_same_kind_of_training(monkeypatch
 
 
 def test_a_parameter_that_the_loss_reaches_later_begins_without_momentum():
-    first, later = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    first = torch.zeros(1, requires_grad=True)
+    later = torch.zeros(1, requires_grad=True)
     made = optimizer("sgd", [first, later], lr=0.1, momentum=0.9)
     first.grad = torch.ones(1)
     made.step()

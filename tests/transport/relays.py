@@ -38,7 +38,8 @@ class Flipping:
         try:
             while data := here.recv(65536):
                 if self.flip == direction:
-                    self.flip, data = "", data[:-1] + bytes([data[-1] ^ 1])
+                    self.flip = ""
+                    data = data[:-1] + bytes([data[-1] ^ 1])
                 there.sendall(data)
             there.shutdown(socket.SHUT_WR)
         except OSError:

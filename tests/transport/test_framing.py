@@ -52,7 +52,8 @@ def test_the_kernel_counts_the_same_bytes_on_both_sides_while_open_and_after_clo
         for messages in (UP, DOWN)
     )
     sent, received = connection_bytes(curve, "client")
-    sent, received = sent + up, received + down
+    sent = sent + up
+    received = received + down
     assert list(client.traffic().values()) == [(sent, received)]
     assert pair.server.traffic() == {conn: (received, sent)}
 

@@ -8,14 +8,16 @@ from fednet.transport.inproc import Inproc
 
 def both():
     network = Inproc()
-    server, client = network.server(), network.client()
+    server = network.server()
+    client = network.client()
     assert client.poll(0) == [Opened(b"")]
     return network, server, client
 
 
 def test_headers_arrive_as_bytes_of_their_own_and_payloads_as_they_are_both_ways():
     _, server, client = both()
-    header, body = bytearray(b"up"), memoryview(b"body")
+    header = bytearray(b"up")
+    body = memoryview(b"body")
     assert client.send([memoryview(header), body])
     header[:] = b"??"
     opened, up = server.poll(None)

@@ -80,7 +80,8 @@ def test_an_error_about_a_key_does_not_show_it():
 
 def test_ids_may_share_a_key_and_an_id_may_have_several(tmp_path):
     make_server_keys(tmp_path)
-    one, two = make_client_keys(tmp_path / "1.key"), make_client_keys(tmp_path / "2.key")
+    one = make_client_keys(tmp_path / "1.key")
+    two = make_client_keys(tmp_path / "2.key")
     allow(tmp_path, [0, 1], one)
     allow(tmp_path, [1], two)
     allow(tmp_path, [1], two)
@@ -139,7 +140,8 @@ def test_lab_makes_a_key_for_each_client_and_one_for_all(tmp_path):
 
 
 def test_the_list_names_who_may_run_which_clients(tmp_path, capsys):
-    server, site = tmp_path / "keys", tmp_path / "site.key"
+    server = tmp_path / "keys"
+    site = tmp_path / "site.key"
     public = make_server_keys(server)
     one = make_client_keys(site, public)
     two = make_client_keys(tmp_path / "two.key")
@@ -179,7 +181,8 @@ def test_a_message_carries_the_key_that_its_sender_proved(tmp_path, new_pair):
 def test_an_unknown_key_never_connects_and_both_sides_are_told(tmp_path, new_pair):
     (file, _) = lab(tmp_path, 1)
     stranger = make_client_keys(tmp_path / "stranger.key", load(file).server)
-    at_server, at_client = [], []
+    at_server = []
+    at_client = []
     pair = new_pair(
         keyring=Keyring(tmp_path),
         on_refused=lambda why, where: at_server.append((why, where)),
@@ -216,7 +219,8 @@ def test_a_client_that_alone_has_no_curve_is_told_at_once(tmp_path, new_pair):
 
 
 def test_a_server_that_merely_ends_is_not_taken_for_one_with_another_key(tmp_path):
-    told, ended = [], 0
+    told = []
+    ended = 0
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
         client = ZmqClient(
             f"tcp://127.0.0.1:{listener.getsockname()[1]}",
@@ -352,7 +356,8 @@ def test_a_name_that_could_break_a_line_or_a_terminal_is_refused(tmp_path, capsy
 
 def test_the_ring_says_why_no_key_may_speak_for_a_client(tmp_path):
     make_server_keys(tmp_path)
-    old, new = make_client_keys(tmp_path / "old.key"), make_client_keys(tmp_path / "new.key")
+    old = make_client_keys(tmp_path / "old.key")
+    new = make_client_keys(tmp_path / "new.key")
     allow(tmp_path, [3, 4], old, until=time.time() - 60)  # before this server began
     allow(tmp_path, [4], new)
     ring = Keyring(tmp_path)
@@ -376,7 +381,9 @@ def test_keys_that_a_wrong_clock_expired_are_valid_again_when_it_is_right(tmp_pa
     for at in (now, now + 5000, now, now + 9000, now + 5000, now):
         clock.append(at)
         valid.append([not ring.refusal(soon, 3), not ring.refusal(later, 4)])
-    both, second, none = [True, True], [False, True], [False, False]
+    both = [True, True]
+    second = [False, True]
+    none = [False, False]
     assert valid == [both, second, both, none, second, both]
 
 

@@ -36,7 +36,8 @@ def test_frames_arrive_as_sent_both_ways_small_and_large(pair):
     client.send([b"header", memoryview(body)])
     pair.server.send(conn, [b"answer", memoryview(body)])
     seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 2)
-    (up,), (down,) = of(seen, Received, pair.server), of(seen, Received, client)
+    (up,) = of(seen, Received, pair.server)
+    (down,) = of(seen, Received, client)
     assert (up.conn, down.conn) == (conn, b"")
     assert (up.user, down.user) == (None, None)
     assert [bytes(f) for f in up.frames] == [b"header", body]
@@ -99,7 +100,8 @@ def test_a_client_does_not_queue_while_there_is_no_connection(pair):
 
 def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_then_delivered(pair):
     client, conn = joined(pair)
-    body, count = b"x" * 2**20, 3 * SEND_MESSAGES
+    body = b"x" * 2**20
+    count = 3 * SEND_MESSAGES
     for i in range(count):
         assert pair.server.send(conn, [b"%d" % i, body])
     assert pair.server._blocked, "this test sends too little to fill the queues"
@@ -156,7 +158,8 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
         pair.server.send(older, [b"for the older", b"x" * 2**20])
     newer = older[:1] + (int.from_bytes(older[1:], "big") + 1).to_bytes(4, "big")
     links = pair.server._by_descriptor
-    (descriptor,), events = links, []
+    (descriptor,) = links
+    events = []
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
     assert not links[descriptor].queue
@@ -375,7 +378,8 @@ def test_closing_while_a_peer_does_not_read_takes_no_processor(pair):
     for _ in range(4):
         client.send([b"unread"])
     assert pair.server._router.poll(LIMIT_S * 1000)
-    began, spent = time.monotonic(), time.thread_time()
+    began = time.monotonic()
+    spent = time.thread_time()
     pair.server.close(0.5)
     assert time.thread_time() - spent < 0.25 < 0.4 < time.monotonic() - began
 
@@ -430,7 +434,9 @@ def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(
             seen = pump(pair.server, until=lambda seen: of(seen, Received))
             pair.server.vouch(of(seen, Received)[0].conn)
         stranger.setblocking(False)
-        sent, ended, until = 0, False, time.monotonic() + LIMIT_S
+        sent = 0
+        ended = False
+        until = time.monotonic() + LIMIT_S
         while not ended:
             assert time.monotonic() < until
             with contextlib.suppress(BlockingIOError):
@@ -468,7 +474,8 @@ def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent,
 def test_a_routing_id_of_the_peers_own_choice_is_refused_though_it_is_as_long_as_libzmqs(pair):
     client, _conn = joined(pair)
     with zmq.Context() as context, context.socket(zmq.DEALER) as chosen:
-        chosen.linger, chosen.routing_id = 0, b"abcde"
+        chosen.linger = 0
+        chosen.routing_id = b"abcde"
         chosen.connect(pair.server.address)
         chosen.send(b"hello")
         seen = pump(pair.server, client, until=lambda seen: pair.refusals("routing id"))

@@ -36,7 +36,8 @@ LAYOUT = Layout(
         Slot("b", (5,), "parameter"),
     )
 )
-Sketch, Count = kind("sketch", "array"), kind("count", "int")
+Sketch = kind("sketch", "array")
+Count = kind("count", "int")
 Images = kind("condensed", "samples")  # of any type
 CHAINS = (
     [],
@@ -117,7 +118,8 @@ def same(a, b) -> bool:
 )
 def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, samples, many, diff):
     codec = Codec(LAYOUT, chained(items), buffers)
-    payload, reference = everything(seed, samples, many), tensors(99) if diff else None
+    payload = everything(seed, samples, many)
+    reference = tensors(99) if diff else None
     how = Compression(lambda name: np.random.default_rng(seed), Memory({}, {}), reference=reference)
     encoded = codec.encode(payload, how)
     codec.check(Everything, encoded.form, BOUNDS)
@@ -128,7 +130,8 @@ def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, sample
         Everything, encoded.form, bytearray(encoded.body.whole()), reference, fill=tensors(seed)
     )
     for name, field in Everything.fields.items():
-        seen, got = getattr(encoded.seen, name), getattr(decoded, name)
+        seen = getattr(encoded.seen, name)
+        got = getattr(decoded, name)
         if field.form == "tensors" and not buffers and name == "dy":
             # Its own buffers stay at home: they are filled in.
             assert torch.equal(seen.vector, got.vector)
@@ -142,9 +145,11 @@ def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, sample
 
 @pytest.mark.parametrize("buffers", [True, False])
 def test_payloads_that_are_decoded_together_are_those_decoded_one_by_one(buffers):
-    codec, fill = Codec(LAYOUT, {}, buffers), tensors(9)
+    codec = Codec(LAYOUT, {}, buffers)
+    fill = tensors(9)
     sent = [codec.encode(everything(seed)) for seed in range(3)]
-    form, bodies = sent[0].form, [bytearray(one.body.whole()) for one in sent]
+    form = sent[0].form
+    bodies = [bytearray(one.body.whole()) for one in sent]
     together = codec.decode_all(Everything, form, bodies, fill=fill)
     for body, payload in zip(bodies, together):
         alone = codec.decode(Everything, form, body, fill=fill)
@@ -186,14 +191,16 @@ def test_cache_does_not_take_another_clients_tensors_for_these():
 
 
 def test_broadcast_is_compressed_once():
-    codec, cache = Codec(LAYOUT, {"state": parse(["qsgd(4)"])}), {}
+    codec = Codec(LAYOUT, {"state": parse(["qsgd(4)"])})
+    cache = {}
     down = Down(x=tensors(1))
     rng = np.random.default_rng(0)
     one, two = (codec.encode(down, Compression(lambda name: rng, cache=cache)) for _ in range(2))
     assert bytes(one.body.whole()) == bytes(two.body.whole())
     assert torch.equal(one.seen.x.vector, two.seen.x.vector)
     # and remembered for each client, where both ends remember
-    codec, cache = Codec(LAYOUT, {"state": parse(["delta", "topk(0.5)"])}), {}
+    codec = Codec(LAYOUT, {"state": parse(["delta", "topk(0.5)"])})
+    cache = {}
     clients = [Memory({}, {}), Memory({}, {})]
     for memory in clients:
         codec.encode(down, Compression(cache=cache, past=memory))
@@ -204,8 +211,10 @@ def test_broadcast_is_compressed_once():
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(0, 60), st.integers(0, 60))
 def test_body_is_read_in_ranges_as_if_it_were_one(segments, a, b):
-    body, whole = Body(segments), b"".join(segments)
-    start, end = min(a, b, len(whole)), min(max(a, b), len(whole))
+    body = Body(segments)
+    whole = b"".join(segments)
+    start = min(a, b, len(whole))
+    end = min(max(a, b), len(whole))
     assert bytes(body.slice(start, end)) == whole[start:end]
     assert bytes(body.whole()) == whole
 
@@ -221,7 +230,8 @@ def test_a_payloads_check_is_that_of_its_bytes_however_they_are_cut(segments):
 @pytest.mark.parametrize("where", ["vector", "buffers"])
 @pytest.mark.parametrize("items", [[], ["fp16"], ["topk(0.3)"], ["zstd"]], ids=str)
 def test_values_that_are_not_finite_are_refused(value, where, items):
-    codec, bad = Codec(LAYOUT, chained(items)), tensors(0)
+    codec = Codec(LAYOUT, chained(items))
+    bad = tensors(0)
     getattr(bad, where)[1] = value
     encoded = codec.encode(Up(dy=bad))
     with pytest.raises(RemoteProtocolError):
@@ -238,7 +248,8 @@ def test_tensors_of_another_layout_are_not_sent():
 
 
 def test_sum_that_overflows_is_no_reason_to_refuse():
-    codec, big = Codec(LAYOUT, {}), tensors(0)
+    codec = Codec(LAYOUT, {})
+    big = tensors(0)
     big.vector.fill_(3e38)
     encoded = codec.encode(Up(dy=big))
     assert same(codec.decode(Up, encoded.form, bytearray(encoded.body.whole())).dy, big)
@@ -398,7 +409,8 @@ def first(*values: float) -> Tensors:
 
 
 def test_a_compressed_state_is_sent_as_the_difference_to_what_both_have():
-    codec, reference = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(1, 2, 4, 4)
+    codec = Codec(LAYOUT, {"state": parse(["topk(0.05)"])})
+    reference = first(1, 2, 4, 4)
     how = Compression(errors=Memory({}, {}), reference=reference)
     encoded = codec.encode(Down(x=first(1, 2, 3, 9)), how)
     # Of the differences 0, 0, -1 and 5 the largest.
@@ -407,7 +419,8 @@ def test_a_compressed_state_is_sent_as_the_difference_to_what_both_have():
 
 def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_another_one():
     """0.1 - 3e7 + 3e7 is 0 in float32."""
-    codec, reference = Codec(LAYOUT, {"state": parse(["zstd"])}), first(3e7, -0.0)
+    codec = Codec(LAYOUT, {"state": parse(["zstd"])})
+    reference = first(3e7, -0.0)
     x = first(0.1, 0.0, 1e-40)
     how = Compression(errors=Memory({}, {}), reference=reference)
     encoded = codec.encode(Down(x=x), how)
@@ -417,7 +430,8 @@ def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_anoth
 
 
 def test_residuals_of_exchanges_keep_apart_and_of_a_broadcast_the_shared_value_alone_has_one():
-    codec, shared = Codec(LAYOUT, {"state": parse(["topk(0.05)"])}), first(3, 4)
+    codec = Codec(LAYOUT, {"state": parse(["topk(0.05)"])})
+    shared = first(3, 4)
 
     def sent(x, residuals, slot="", cache=None):
         errors = Memory(residuals, residuals, slot)
@@ -427,7 +441,8 @@ def test_residuals_of_exchanges_keep_apart_and_of_a_broadcast_the_shared_value_a
     residuals: dict[str, torch.Tensor] = {}
     seen = [sent(shared, residuals, slot=slot) for slot in ("0/", "0/", "1/")]
     assert seen == [[0, 4], [6, 0], [0, 4]]
-    cache, residuals = {}, {}
+    cache = {}
+    residuals = {}
     assert [sent(x, residuals, cache=cache) for x in (shared, first(5, 8), shared)][2] == [0, 4]
     assert residuals["x"].tolist()[:2] == [3, 0]
 

@@ -122,8 +122,11 @@ def test_a_message_takes_so_many_bytes(items, n, nbytes):
     assert compress.parse(items).nbytes(n) == (nbytes, True)
 
 
-ONE, HALF = np.array([1.0], dtype="<f4").tobytes(), np.array([0.5], dtype="<f2").tobytes()
-CODES, ABOVE = bytes([0xE0, 0x07]), bytes([0xF0, 0x07])  # 0, 14 (or 15) and 7, of four bits
+ONE = np.array([1.0], dtype="<f4").tobytes()
+HALF = np.array([0.5], dtype="<f2").tobytes()
+# 0, 14 (or 15) and 7, of four bits.
+CODES = bytes([0xE0, 0x07])
+ABOVE = bytes([0xF0, 0x07])
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,10 @@ def test_bytes_that_are_no_indices_are_refused_or_give_some_that_ascend(data):
 # -- blocks of whole numbers -----------------------------------------------------------------------
 def test_int8_has_the_scale_of_its_block_and_rounds_to_the_nearest():
     x = torch.zeros(32)
-    x[0], x[1], x[2] = 127.0, 1.6, -0.4  # steps of 1
-    x[16], x[17] = 12.7, 0.06  # of 0.1, whose share of 127 float16 has as 0.1 and a little
+    x[:3] = torch.tensor([127.0, 1.6, -0.4])  # steps of 1
+    x[16:18] = torch.tensor(
+        [12.7, 0.06]
+    )  # of 0.1, whose share of 127 float16 has as 0.1 and a little
     y = sent(compress.parse(["int8(16)"]), x)
     assert y[:3].tolist() == [127.0, 2.0, 0.0]
     assert y[16].item() == pytest.approx(12.7, rel=1e-3)

@@ -17,7 +17,8 @@ class End:
     """A sender, or a receiver, of one field, by a chain."""
 
     def __init__(self, *items: str, shapes: tuple[tuple[int, ...], ...] = ()) -> None:
-        self.chain, self.known = compress.parse(items, shapes), dict[str, torch.Tensor]()
+        self.chain = compress.parse(items, shapes)
+        self.known = dict[str, torch.Tensor]()
         self.rng = np.random.default_rng(1)
 
     @property
@@ -41,7 +42,8 @@ def normal(n: int, seed: int = 0) -> torch.Tensor:
 
 # -- ef --------------------------------------------------------------------------------------------
 def test_ef_adds_what_was_left_and_noef_does_not():
-    fed, free = End("ef", "topk(0.5)"), End("noef", "topk(0.5)")
+    fed = End("ef", "topk(0.5)")
+    free = End("noef", "topk(0.5)")
     for end in (fed, free):
         assert end.sends(vector(1, 2))[1].tolist() == [0, 2]
     assert fed.sends(vector(1.5, 2))[1].tolist() == [2.5, 0]
@@ -52,7 +54,8 @@ def test_ef_adds_what_was_left_and_noef_does_not():
 
 
 def test_topk_without_a_word_is_topk_with_ef():
-    named, plain = End("ef", "topk(0.1)", "qsgd(4)"), End("topk(0.1)", "qsgd(4)")
+    named = End("ef", "topk(0.1)", "qsgd(4)")
+    plain = End("topk(0.1)", "qsgd(4)")
     for k in range(4):
         assert named.sends(normal(300, k))[0] == plain.sends(normal(300, k))[0]
 
@@ -74,7 +77,8 @@ def test_dgc_clips_and_without_momentum_and_clipping_is_topk_with_ef():
     end = End("dgc(0, 5)", "topk(0.5)")
     assert end.sends(vector(6, 8))[1].tolist() == [0, 4]  # of norm 10, halved
     assert End("dgc(0, 5)", "topk(0.5)").sends(vector(3, 4))[1].tolist() == [0, 4]
-    one, other = End("dgc(0)", "topk(0.1)"), End("ef", "topk(0.1)")
+    one = End("dgc(0)", "topk(0.1)")
+    other = End("ef", "topk(0.1)")
     for k in range(4):
         assert one.sends(normal(200, k))[0] == other.sends(normal(200, k))[0]
 
@@ -127,7 +131,8 @@ def test_powersgd_begins_anew_after_a_matrix_of_zeros():
 # -- ef21, diana, delta ----------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["ef21", "delta"])
 def test_what_is_sent_is_the_largest_part_of_the_difference_to_what_the_receiver_has(name):
-    sender, receiver = End(name, "topk(0.5)"), End(name, "topk(0.5)")
+    sender = End(name, "topk(0.5)")
+    receiver = End(name, "topk(0.5)")
     for x, got in ((vector(4, 3), [4, 0]), (vector(5, 3), [4, 3]), (vector(5, 3), [5, 3])):
         data, seen = sender.sends(x)
         assert (len(data), True) == sender.chain.nbytes(2)
@@ -136,7 +141,8 @@ def test_what_is_sent_is_the_largest_part_of_the_difference_to_what_the_receiver
 
 
 def test_diana_moves_its_shift_by_alpha_of_what_was_sent():
-    client, server = End("diana(0.5)", "randk(1)"), End("diana(0.5)", "randk(1)")
+    client = End("diana(0.5)", "randk(1)")
+    server = End("diana(0.5)", "randk(1)")
     for x, shift in ((vector(4, -2), [2, -1]), (vector(4, 1), [3, 0])):
         data, seen = client.sends(x)
         # at a share of 1 nothing is lost
@@ -151,7 +157,8 @@ def test_diana_moves_its_shift_by_alpha_of_what_was_sent():
 
 @pytest.mark.parametrize("items", [("ef21", "topk(0.5)"), ("diana(0.2)", "randk(0.5)")])
 def test_another_memory_than_the_senders_is_refused_and_none_begins_anew(items):
-    client, server = End(*items), End(*items)
+    client = End(*items)
+    server = End(*items)
     data, _ = client.sends(vector(4, 3))
     server.hears(data, 2)
     later, seen = client.sends(vector(1, 2))

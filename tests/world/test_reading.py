@@ -69,7 +69,8 @@ def test_links_without_clients_begin_at_a_second_of_each_clients_own(tmp_path):
 def test_mahimahis_traces_are_the_uplink_and_the_downlink(tmp_path):
     # two packets in the first second, none in the second, one in the third, half a second long
     assert reading.mahimahi("0\n999\n2500\n", "up").mbps.tolist() == [0.024, 0.0, 0.024]
-    up, down = tmp_path / "up", tmp_path / "down"
+    up = tmp_path / "up"
+    down = tmp_path / "down"
     up.write_text("500\n1000\n")
     down.write_text("".join(f"{t}\n" for t in range(100, 1001, 100)))
     rates = reading.link((str(up), str(down)), 0, 0, 1)
