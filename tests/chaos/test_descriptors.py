@@ -125,7 +125,7 @@ def list_opens(path: Path) -> None:
         os.write(out, f"{event} {args[0]} by {' '.join(callers)}\n".encode())
 
     ZmqServer.listen = listen_then  # type: ignore[method-assign]
-ZmqServer.close = close_then  # type: ignore[method-assign]
+    ZmqServer.close = close_then  # type: ignore[method-assign]
     sys.addaudithook(heard)
 
 

@@ -92,7 +92,7 @@ def test_what_a_loss_of_a_users_own_draws_is_the_same_each_time(task, loss):
     def trained():
         host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
         host.task = task
-    host.scratch.may_draw = False  # of the model alone
+        host.scratch.may_draw = False  # of the model alone
         return host.train(F5.initial, loss=loss).x
 
     assert same(trained(), trained())
