@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+from fednet.errors import RemoteProtocolError
 from fednet.protocol.instructions import Note, Resolved, Spend, Store
+from fednet.protocol.server import BUDGET
 from fednet.protocol.tasks import Rules
+from fednet.protocol.transfers import WINDOW
 from fednet.server.faulty import FaultyServerProtocol, FaultySpec
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -17,18 +20,18 @@ from tests.protocol.test_server import fails, key, of, part, ready, reply, say, 
 PART = 8
 
 
-def server(clients: int = 4) -> FaultyServerProtocol:
+def server(clients: int = 4, **options) -> FaultyServerProtocol:
     def welcome(ids: list[int], session: str) -> m.Welcome:
         return m.Welcome(run="r", inc=1, ids=ids, session=session, name="n", config="c", beat_s=1.0)
 
-    return FaultyServerProtocol("r", 1, clients, welcome, 0.0, layout="L", part=PART)
+    return FaultyServerProtocol("r", 1, clients, welcome, 0.0, layout="L", part=PART, **options)
 
 
-def spec(client: int, *kinds: str, lost: str = "", **more) -> FaultySpec:
+def spec(client: int, *kinds: str, lost: str = "", amount: float = 0.5, **more) -> FaultySpec:
     body = Body([bytes(5)])
     faults = [m.Fault(kind, 0.5) for kind in kinds]
     if lost:
-        faults.append(m.Fault(lost, 0.5))
+        faults.append(m.Fault(lost, amount))
     return FaultySpec(client, form(5), body, body.check(), faults=faults, lost=lost, **more)
 
 
@@ -41,6 +44,10 @@ def begun(*specs: FaultySpec, **rules) -> FaultyServerProtocol:
 
 def ends(instructions) -> list:
     return of(instructions, Resolved)
+
+
+def refusals(instructions) -> list:
+    return [n.fields["what"] for n in of(instructions, Note) if n.event == "refused"]
 
 
 def test_planned_faults_are_sent_with_the_first_hand_out_and_a_devices_pace_with_each():
@@ -66,6 +73,15 @@ def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
     say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 9.0)
     assert ends(s.tick(18.0)) == []
     assert ends(s.tick(19.0)) == [Resolved(key(0), "lost: crash")]
+
+
+def test_a_task_that_is_lost_by_plan_behind_another_is_waited_for_once_it_is_first():
+    s = begun(spec(0, lost="crash", cost=9), spec(1, lost="crash"), spec(2))
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training"), 2.0)
+    assert ends(s.tick(4.9)) == []
+    assert ends(s.tick(5.0)) == [Resolved(key(0), "lost: crash")]
+    assert ends(s.tick(7.9)) == []
+    assert ends(s.tick(8.0)) == [Resolved(key(1), "lost: crash")]
 
 
 @pytest.mark.parametrize("how", ["failed", "came back without it", "left"])
@@ -106,11 +122,35 @@ def test_of_an_upload_in_parts_nothing_is_asked_for_after_the_one_in_which_it_is
     assert of(part(s, b"1", data=bytes(PART)), Store)
     out = part(s, b"1", index=1, data=bytes(3), now=2.0)
     assert sent(out, m.Pull) == []
-    assert of(out, Store) == []
     assert ends(s.tick(4.9)) == []
     out = s.tick(5.0)
     assert ends(out) == [Resolved(key(0), "lost: drop_during_upload")]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key(0))]
+
+
+def test_an_upload_that_is_cut_leaves_its_share_of_the_parts_that_are_asked_for_to_others():
+    most = BUDGET // WINDOW  # uploads that are granted a window
+    s = server(most + 1)
+    for i in range(most + 1):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    cut = most - 1
+    specs = [spec(i) for i in range(most + 1)]
+    specs[cut] = spec(cut, lost="drop_during_upload", amount=0.005)
+    s.begin(1, 0, "train", specs, Rules(), 0.0)
+    out = []
+    for i in range(most + 1):
+        out += say(s, b"%d" % i, reply(i, size=100 * PART))
+    assert [pull.key.client for pull in sent(out, m.Pull)] == list(range(most))
+    out = part(s, b"%d" % cut, cut, data=bytes(4))
+    assert [pull.key.client for pull in sent(out, m.Pull)] == [most]
+
+
+def test_after_the_part_in_which_an_upload_is_cut_no_other_is_taken():
+    s = begun(spec(0, lost="drop_during_upload"))
+    say(s, b"1", reply(0, size=4 * PART))
+    part(s, b"1", data=bytes(PART))
+    part(s, b"1", index=1, data=bytes(PART))  # it is cut after this one
+    assert refusals(part(s, b"1", index=2, data=bytes(PART))) == ["reply"]
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -124,12 +164,19 @@ def test_an_upload_that_is_short_elsewhere_than_at_its_cut_is_refused(small, cam
         for index in range(2):
             part(s, b"1", index=index, data=bytes(PART))
         out = part(s, b"1", index=2, data=bytes(came))
-    assert [n.fields["what"] for n in of(out, Note) if n.event == "refused"] == ["reply"]
+    assert refusals(out) == ["reply"]
     assert ends(out) == [Resolved(key(0), "lost: drop_during_upload")]
 
 
-def test_a_cut_reply_that_is_not_as_declared_is_refused():
-    s = begun(spec(0, lost="drop_during_upload"))
-    out = say(s, b"1", reply(0, size=4, form=form(5)), body=memoryview(b"ab"))
-    assert [n.fields["what"] for n in of(out, Note) if n.event == "refused"] == ["reply"]
+@pytest.mark.parametrize("wrong", [form(5), form(4, "delta")])
+def test_a_cut_reply_that_is_not_as_declared_is_refused(wrong):
+    def declared(key, form, evaluates):
+        if form[0].kind != "state":
+            raise RemoteProtocolError("not declared")
+
+    s = server(declared=declared)
+    ready(s)
+    s.begin(1, 0, "train", [spec(0, lost="drop_during_upload")], Rules(), 0.0)
+    out = say(s, b"1", reply(0, size=4, form=wrong), body=memoryview(b"ab"))
+    assert refusals(out) == ["reply"]
     assert ends(s.tick(3.0)) == [Resolved(key(0), "lost: drop_during_upload")]
