@@ -595,7 +595,7 @@ class ScheduleSection(Section, frozen=True, kw_only=True):
     """
     buffer: AtLeast1 | None = None
     """async: replies K per update; null: half of the clients that train at a time. [clients]"""
-    every: Positive | None = None
+    every: Annotated[float, msgspec.Meta(ge=0.001), Carried] | None = None
     """semi-sync: time between two updates. [s]"""
 
 

@@ -172,7 +172,11 @@ class Period(Buffer):
     every: float = 0.0
 
     def next_wakeup(self) -> float:
-        return (math.floor(self.at / self.every) + 1) * self.every
+        period = math.floor(self.at / self.every) + 1
+        # A quotient may be rounded down to the number of the period that has just ended.
+        while period * self.every <= self.at:
+            period += 1
+        return period * self.every
 
     def _enough(self, client: int | None) -> bool:
         return client is None and bool(self.came)

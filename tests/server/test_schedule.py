@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,6 +199,16 @@ def test_a_period_in_which_nothing_came_makes_no_update():
     step(s, 0.0)
     assert step(s, 10.0) == NOTHING
     assert (s.round, s.next_wakeup()) == (1, 20.0)
+
+
+@pytest.mark.parametrize("every", [0.001, 0.05, 0.1, 0.7, 1.1, 12.34])
+def test_each_period_ends_after_the_one_before_whatever_its_length_is_rounded_to(every):
+    """3 periods of 0.7 s end at a second that, divided by 0.7, is a little less than 3."""
+    s = schedule(clients=1, at_once=1, buffer=None, every=every)
+    step(s, 0.0)
+    for period in range(1, 3000):
+        assert s.next_wakeup() == period * every
+        assert step(s, period * every) == NOTHING
 
 
 def test_a_period_in_which_all_are_lost_ends_at_once():
