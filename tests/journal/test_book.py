@@ -138,12 +138,6 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
     assert [row.get("lost", False) for row in rows] == [not (counts or answered)]
 
 
-def test_what_could_not_leave_is_in_no_row() -> None:
-    made = crossed(*TASK, 5)
-    book, rows = fold([made, Undone(made.name, 1, {"state": 5}, 5), Spent(made.name)])
-    assert (rows, book.open, book.crossed) == ([], {}, {"up": 0, "down": 0})
-
-
 def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> None:
     first = crossed(*TASK, 100, envelope=30)
     second = crossed(*TASK, 70, envelope=20)

@@ -92,17 +92,6 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
     assert ends.server.journal.book.forms == {}
 
 
-def test_doubled_reply_leaves_the_account_of_the_first_alone():
-    ends = Ends()
-    n = ends.up(reply(), memoryview(bytes(12)))
-    assert ends.up(reply(), memoryview(bytes(12)), "doubled") == n
-    assert [(r["useful"], r["reason"], r["bytes"]) for r in ends.down_rows] == [
-        (False, "doubled", n)
-    ]
-    ends.server.settle(b"c", "up", KEY, True)
-    assert (ends.down_rows[1]["useful"], ends.down_rows[1]["bytes"]) == (True, n)
-
-
 def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
     ends = Ends(part=5)
     n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), memoryview(bytes(5)))
@@ -124,15 +113,6 @@ def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
     assert wanted.items() <= row.items()
 
 
-def test_heartbeats_are_counted_by_connection_and_not_by_client():
-    ends = Ends()
-    n = [ends.up(m.Progress(client=i)) for i in (3, 4)]
-    ends.server.settle_counted(b"c", round=7)
-    (row,) = ends.down_rows
-    wanted = {"type": "beat", "bytes": sum(n), "count": 2, "client": -1, "round": 7}
-    assert wanted.items() <= row.items()
-
-
 def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
     ends = Ends()
     alive = m.Alive()
@@ -150,14 +130,6 @@ def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
     assert not open_accounts(ends.server.journal)
     ends.server.settle_all_counted(8)
     assert len(ends.down_rows) == 2
-
-
-def test_nothing_is_billed_for_a_connection_that_is_gone():
-    ends = Ends()
-    ends.stands = False
-    assert ends.client.send(b"c", m.Leave()) is False
-    assert ends.up_rows == []
-    assert ends.client.journal.book.crossed == {"up": 0, "down": 0}
 
 
 def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
@@ -228,34 +200,6 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
         assert whole.up_rows == cut.up_rows
         assert whole.down_rows == cut.down_rows
         assert sum(row["kinds"].get("state", 0) for row in whole.down_rows) == size
-
-
-def test_connection_is_billed_both_ways():
-    ends = Ends()
-    ends.server.opened(b"c")
-    ends.client.opened(b"c")
-    assert (
-        sorted((r["direction"], r["bytes"]) for r in ends.up_rows)
-        == sorted((r["direction"], r["bytes"]) for r in ends.down_rows)
-        == [("down", 43), ("up", 64)]
-    )
-
-
-def test_strangers_have_one_row_of_each_kind_together_however_many_they_are():
-    """Also of what came over their connections and was no message."""
-    ends = Ends()
-    for conn in (b"1", b"2", b"3"):
-        ends.server.opened(conn, stranger=True)
-        ends.server.undecoded(conn, 64 + 500, round=1, worker="")
-        ends.server.closed(conn, awaited=True)
-    assert ends.down_rows == []
-    ends.server.settle_counted(NOBODY)
-    found = [(r["direction"], r["type"], r["count"], r["bytes"]) for r in ends.down_rows]
-    assert sorted(found) == [
-        ("down", "connection", 3, 3 * 43),
-        ("up", "connection", 3, 3 * 64),
-        ("up", "refused", 3, 3 * 500),
-    ]
 
 
 def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState
+from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState, WorkerState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -243,8 +243,10 @@ class Federation(RuleBasedStateMachine):
         closed=st.sampled_from([0.0, 3.0]),
         alike=st.booleans(),
         bound=st.booleans(),
+        revokes=st.booleans(),
     )
-    def start(self, deadline, first, closed, alike, bound):
+    def start(self, deadline, first, closed, alike, bound, revokes):
+        self.revokes = revokes
         self.bound = bound
         self.alike = alike
         self.revoked = set()
@@ -336,8 +338,11 @@ class Federation(RuleBasedStateMachine):
         """It ends by itself, and another takes its place."""
         self.faults += 1
         site = self.net.sites[who]
+        self.net.settle()
         site.do(site.protocol.leave("site policy"))
         self.net.settle()
+        worker = self.net.server.roster.workers.get(site.name)
+        assert not (site.conn and worker and worker.held)  # others do what it had
         self.forget(who, again=True, fewer=False, back=False)
 
     @rule(who=st.integers(0, 2))
@@ -358,6 +363,7 @@ class Federation(RuleBasedStateMachine):
             self.net.do(self.net.server.closed(old, self.net.now))
             self.net.link.closed(old, awaited=True)
 
+    @precondition(lambda self: self.revokes)
     @rule(client=st.integers(0, 3), revoked=st.booleans())
     def revoke(self, client, revoked):
         self.faults += 1
@@ -385,6 +391,15 @@ class Federation(RuleBasedStateMachine):
     def hush(self, who, hushed):
         self.net.sites[who].hushed = hushed
 
+    def at_work(self, who):
+        """One of the processes that have a task."""
+        sites = [site for site in self.net.sites if site.given]
+        return sites[who % len(sites)]
+
+    def some_are_at_work(self):
+        return any(site.given for site in self.net.sites)
+
+    @precondition(some_are_at_work)
     @rule(
         who=st.integers(0, 2),
         which=st.integers(0, 3),
@@ -392,26 +407,36 @@ class Federation(RuleBasedStateMachine):
         bad=st.sampled_from([False, False, False, True]),
     )
     def answer(self, who, which, size, bad):
-        site = self.net.sites[who]
-        if site.given:
-            key = sorted(site.given)[which % len(site.given)]
-            payload = (
-                b"%d/%d/%d/%s " % (key.round, key.client, key.attempt, site.name.encode())
-                + bytes(size)
-            )[: max(size, 0)]
-            if bad and size:
-                payload = b"!" + payload[1:]
-                self.net.bad.add(payload)
-            self.sent[key, site.name] = payload
-            site.answer(key, payload)
+        site = self.at_work(who)
+        key = sorted(site.given)[which % len(site.given)]
+        said = b"%d/%d/%d/%s " % (key.round, key.client, key.attempt, site.name.encode())
+        payload = (said + bytes(size))[:size]
+        if bad and size:
+            payload = b"!" + payload[1:]
+            self.net.bad.add(payload)
+        self.sent[key, site.name] = payload
+        site.answer(key, payload)
 
+    @precondition(some_are_at_work)
+    @rule(who=st.integers(0, 2), which=st.integers(0, 3), moves=st.integers(1, 20))
+    def answer_over_two_connections(self, who, which, moves):
+        """The first ends when so many messages of a long reply have crossed."""
+        self.faults += 1
+        site = self.at_work(who)
+        self.answer(who, which, 70, bad=False)
+        for n in range(moves):
+            self.net.move(site, "down" if n % 2 else "up")
+        self.net.cut(site)
+        self.connect(self.net.sites.index(site))
+        self.net.settle()
+
+    @precondition(some_are_at_work)
     @rule(who=st.integers(0, 2), again=st.booleans(), lacks=st.booleans())
     def fail(self, who, again, lacks):
-        site = self.net.sites[who]
-        if site.given:
-            key = min(site.given)
-            del site.given[key]
-            site.do(site.protocol.failed(key, "broken", again, lacks))
+        site = self.at_work(who)
+        key = min(site.given)
+        del site.given[key]
+        site.do(site.protocol.failed(key, "broken", again, lacks))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
     def time_passes(self, seconds):
@@ -427,7 +452,7 @@ class Federation(RuleBasedStateMachine):
         for t in server.open():
             if t.status in WITH_WORKER:
                 worker = workers[t.worker]
-                assert worker.conn is not None or worker.gone_at is not None
+                assert worker.state is not WorkerState.SILENT
                 if worker.here:
                     assert server.now - worker.heard <= self.rules.silent
                 else:
@@ -487,7 +512,7 @@ class Federation(RuleBasedStateMachine):
             mine = [t for t in server.tasks.values() if t.worker == name]
             assert worker.held == {t.spec.client for t in mine if t.status in WITH_WORKER}
             assert set(worker.queue) <= worker.held
-            assert worker.held <= worker.ids | worker.left_out
+            assert worker.held <= worker.ids
             assert all(server.tasks[c].running for c in worker.queue[: worker.slots])
         # What is known of all is what is known of each.
         ready = [worker for worker in workers.values() if worker.ready]
@@ -536,8 +561,8 @@ class Federation(RuleBasedStateMachine):
             net.settle()
             for site in net.sites:
                 for key in list(site.given):
-                    self.sent[key, site.name] = b"honest"
-                    site.answer(key, b"honest")
+                    self.sent[key, site.name] = b"honest" * 10
+                    site.answer(key, b"honest" * 10)
             net.settle()
             net.pass_time(1.0)
         else:
