@@ -56,6 +56,13 @@ class DataSizes:
         """The most samples that a client trains on; None while that is unknown."""
         if self.experiment.federation is not None:
             return self.experiment.samples(client)
+        return self.own(client)
+
+    def own(self, client: int) -> int | None:
+        """How many training samples a client has; None while that is unknown."""
+        federation = self.experiment.federation
+        if federation is not None:
+            return len(federation.parts[client])
         facts = self.sites.facts.get(client)
         if facts is None:  # it has not joined this server yet, perhaps an earlier one
             return self.sites.declared.get(client)

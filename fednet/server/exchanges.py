@@ -255,12 +255,8 @@ class Exchanges:
             return 0
         if train.steps is not None:
             return train.steps
-        federation = self.experiment.federation
-        if federation is not None:
-            n: int | None = len(federation.parts[client])
-        else:
-            n = self.clients.sizes.samples(client)
-        return train.epochs * batch_count(n or 0, train.batch_size)
+        n = self.clients.sizes.own(client) or 0
+        return train.epochs * batch_count(n, train.batch_size)
 
     # -- collecting --------------------------------------------------------------------------------
     def _source(self, exchange: OpenExchange) -> Source:
