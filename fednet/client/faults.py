@@ -89,7 +89,7 @@ class PlannedFaults:
         return found
 
     def after(self) -> list[p.Instruction]:
-        """What follows on them."""
+        """What is done once they are sent."""
         return [p.Reconnect()] if "disconnect" in self.amounts else []
 
 

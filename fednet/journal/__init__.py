@@ -2,10 +2,10 @@
 it.
 
     events    what can happen
-    book      the events added up: open accounts, replies that wait, rows of wire.jsonl
+    book      what follows from the events: open accounts, accepted replies, rows of wire.jsonl
     rows      messages that are alike as one row of wire.jsonl
     file      the events on disk: the only log of a server that the next one goes on from
-    journal   takes each event down in both
+    journal   records each event in both
 
 Both sides of a connection have a journal; only the server's has a file. Read them in this order.
 """

@@ -1,4 +1,4 @@
-"""The books: what the events of a journal come to.
+"""The book: what follows from the events of a journal.
 
 `Book.apply` takes one event after another, does no I/O and reads no clock. So a server that reads
 the events of the one before it has that server's book, and the same rows. A row's bytes are its
@@ -50,7 +50,7 @@ def which(key: Key) -> Which:
 
 
 class Book:
-    """What the events come to: open accounts, replies that wait, and rows."""
+    """What follows from the events: open accounts, accepted replies, and rows."""
 
     def __init__(self, by_round: bool = True) -> None:
         self.incarnation = 0
@@ -183,8 +183,8 @@ class Book:
         return closed
 
     def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[ClosedAccount]:
-        """What a task and its reply came to. If a payload crossed once to each of several server
-        processes, only its last crossing is useful.
+        """Closes the accounts of a task and of its reply, whose use is known. If a payload crossed
+        once to each of several server processes, only its last crossing is useful.
         """
         bill = self.waiting.pop(key, [])
         self.inherited.discard(key)

@@ -96,8 +96,8 @@ class Undone(Base, tag=2):
 
 
 class Cut(Base, tag=3):
-    """A connection ended. What went out over it, in that direction, and turns out not to be used
-    may not have arrived.
+    """A connection ended. Of what was sent over it in the direction `out`, that which turns out to
+    be wasted may not have arrived.
     """
 
     conn: bytes
@@ -105,8 +105,8 @@ class Cut(Base, tag=3):
 
 
 class Spent(Base, tag=4):
-    """Nothing more comes to an account that belongs to no accepted reply. reason: why it was of no
-    use; round, worker: in the row, in place of its own.
+    """Nothing more comes to an account that belongs to no accepted reply. reason: why its bytes are
+    wasted, "" where they are useful; round, worker: in the row, in place of its own.
     """
 
     name: Name
@@ -200,7 +200,7 @@ class Welcomed(Base, tag=11):
 
 
 class Snapshot(Base, tag=12):
-    """What the events before came to: with this a file begins. Its fields are those of a `Book`.
+    """The book after all events before: a file begins with this. Its fields are those of a `Book`.
     generation: of the file, which is one more each time that it is written anew. rows: bytes of
     `wire.jsonl` that the events before gave.
     """

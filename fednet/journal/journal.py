@@ -1,6 +1,4 @@
-"""Takes down what happens: each event is applied to the book at once, and is on disk once `flush`
-has returned.
-"""
+"""Records events: each is applied to the book at once, and is on disk once `flush` has returned."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class Journal:
         self._written = written
 
     def note(self, event: Event, payload: bytes | memoryview = b"") -> None:
-        """Takes an event down. payload: of an accepted reply, to be kept in the file."""
+        """Records an event. payload: of an accepted reply, to be kept in the file."""
         if self._file is not None:
             self._file.add(event, payload)
         for row in self.book.apply(event):
@@ -43,13 +41,14 @@ class Journal:
                 self.renew()
 
     def renew(self) -> None:
-        """Writes the file anew: what is open and what waits, in place of all that has happened."""
+        """Writes the file again, with a snapshot of the book in place of all events before."""
         if self._file is not None:
             self._file.renew(lambda generation: self.book.snapshot(generation, self._written()))
 
     def recall(self, cut: Callable[[int], object] = lambda length: None) -> None:
-        """Takes in what earlier servers wrote, and writes the rows that follow from it again.
-        cut(length): leaves so many bytes of the file of rows, which the file here does not give.
+        """Applies the events that earlier servers wrote, and writes the rows that follow from them
+        again. cut(length): cuts the file of rows to so many bytes. A snapshot has the length of the
+        rows before it; later ones follow from the events after it.
         """
         assert self._file is not None
         for event in self._file.read():
@@ -61,7 +60,7 @@ class Journal:
             self.renew()
 
     def forget(self, event: Forgotten) -> None:
-        """Takes down that replies are not needed any more, and gives back their space."""
+        """Records that replies are not needed any more, and frees their space in the file."""
         self.note(event)
         self.flush()
         if self._file is not None and self._file.size > LONG:

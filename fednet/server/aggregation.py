@@ -96,7 +96,7 @@ class Aggregation:
             try:
                 ups.append((client, self._admit(client)))
             except Exception as broken:
-                self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
+                self._drop(client, _not_aggregated(broken))
             if not reply.small:
                 self._add(ups)
                 ups = []
@@ -121,7 +121,7 @@ class Aggregation:
             try:
                 self._accumulator = self._accumulate(self._accumulator, client, up)
             except Exception as broken:
-                self._drop(client, f"its reply could not be aggregated: {_theirs(broken)}")
+                self._drop(client, _not_aggregated(broken))
 
     def result(self, least: int) -> State | None:
         """The next server state; None where fewer than `least` replies can be used. Raises
@@ -245,7 +245,7 @@ class Aggregation:
                 try:
                     accumulator = self._accumulate(accumulator, client, self._read(client))
                 except Exception as broken:
-                    return None, f"its reply could not be aggregated: {_theirs(broken)}", client
+                    return None, _not_aggregated(broken), client
         try:
             for guard in self._guards:
                 accumulator = guard.finish(accumulator, clients)
@@ -260,7 +260,7 @@ class Aggregation:
                 after = self.method.with_model(after, x.with_buffers(self._fill))
         except Exception as broken:
             self._failed = True
-            return None, f"server_update fails with its reply: {_theirs(broken)}", None
+            return None, f"server_update fails with its reply: {_error_of_reply(broken)}", None
         for f in dataclasses.fields(after):
             value = getattr(after, f.name)
             if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
@@ -325,7 +325,12 @@ def filling(experiment: Experiment, before: State) -> Tensors:
     return x if x is not None and whole else experiment.initial_shared
 
 
-def _theirs(broken: Exception) -> str:
+def _not_aggregated(broken: Exception) -> str:
+    """Returns why a reply is left out, see `_error_of_reply`."""
+    return f"its reply could not be aggregated: {_error_of_reply(broken)}"
+
+
+def _error_of_reply(broken: Exception) -> str:
     """Returns the error that a reply led to, and where it was raised. Raises it again if the cause
     is not the reply but the server, such as a full disk.
     """

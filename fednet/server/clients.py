@@ -134,7 +134,7 @@ class Clients:
         return outcomes.popleft() if outcomes else None
 
     @property
-    def more(self) -> bool:
+    def has_outcome(self) -> bool:
         """Whether `wait` would return a task at once."""
         return bool(self.io.outcomes)
 

@@ -230,7 +230,7 @@ class Faults:
         found = {f.kind: f.amount for f in self.strike(round, client, index)}
         return found.get("slow", 1.0), found.get("delay", 0.0)
 
-    def at(self, point: str, round: int) -> None:
+    def crash_server_at(self, point: str, round: int) -> None:
         """Kills the server, at a point of a round (of `POINTS`), where that is planned."""
         kind = f"server_crash {point}"
         if not self._planned or (round, -1, kind) in self._struck:

@@ -85,7 +85,7 @@ class HeldMemory:
                 self._held[round] -= size
 
     def clear(self, up_to: int, but: Collection[int]) -> None:
-        """Nobody will ask for payloads of rounds up to this one, but for those."""
+        """Counts no payloads of rounds up to this one any more, except of those in `but`."""
         with self._lock:
             for round in [r for r in self._held if r <= up_to and r not in but]:
                 del self._held[round]
@@ -119,7 +119,9 @@ class ReceivedReply(msgspec.Struct, eq=False):
     remembered: dict[str, torch.Tensor] = {}
     """What compressors remember if the reply counts."""
     small: bool = False
-    """Whether its payload is in the journal."""
+    """Whether it came to this process with a payload for the journal: several such are decoded and
+    added up together.
+    """
     arrived: float = 0.0
     """When, on this process's clock."""
     earlier: bool = False

@@ -72,7 +72,7 @@ JOINS_AT_ONCE = 256
 USELESS_A_SECOND = 100
 USELESS_AT_ONCE = 1000
 # -- words
-LEFT_OUT = "left out"  # why a reply's bytes were not useful that did not count
+LEFT_OUT = "left out"  # why the bytes of a reply that was not aggregated are wasted
 
 
 class ListeningClock:
@@ -112,8 +112,8 @@ def at_once(clients: int) -> int:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A client's task is over. reason: "" where its reply counts, else why it does not. reply: None
-    where none came.
+    """A client's task is over. reason: "" where its reply was accepted, else why none was. reply:
+    None where none was.
     """
 
     key: m.Key
@@ -319,7 +319,7 @@ class ServerIO:
     def _step(self, timeout_s: float) -> bool:
         """Takes in what has come, waiting so long for it; whether anything happened."""
         try:
-            if self._tasks_left:  # with the last one
+            if self._tasks_left:  # in the last step
                 self._at("broadcasting", self.protocol.round)
                 self._tasks_left = False
             alone = not self.protocol.roster.workers and not self.protocol.tasks

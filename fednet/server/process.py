@@ -103,7 +103,8 @@ def open_run(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) 
     setup = Setup.on(device, experiment, noise)
     conditions = Conditions(experiment, records.files)
     on_gpu = device.startswith("cuda")
-    clients = connect_clients(experiment, records, endpoint, how, on_gpu, conditions.faults.at)
+    crash_at = conditions.faults.crash_server_at
+    clients = connect_clients(experiment, records, endpoint, how, on_gpu, crash_at)
     return Exchanges(setup, conditions, clients, records)
 
 

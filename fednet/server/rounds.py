@@ -303,7 +303,7 @@ class Rounds:
         self.exchanges.take(exchange, event)
         # By the virtual clock nobody is known to count before the exchange closes. What is over
         # already is added up together.
-        if self.clock is None and not self.clients.more:
+        if self.clock is None and not self.clients.has_outcome:
             self._add_up(self._open)
 
     def close(self) -> OpenRound | None:
@@ -365,7 +365,7 @@ class Rounds:
         least = self.config.round.min_results
         began = time.monotonic()
         if len(exchange.done) >= least:
-            self.faults.at("aggregating", round.number)
+            self.faults.crash_server_at("aggregating", round.number)
         server = aggregation.result(least)
         self.exchanges.record_verdict(exchange.asked.values())
         masked = not self.method.exchanges[exchange.index].summation.known
@@ -447,7 +447,7 @@ class Rounds:
         elif not round.spoiled:  # else a client could end the run, and nobody would know which
             progress.void += 1
         model = self.evaluator.evaluate(round)
-        self.faults.at("evaluating", round.number)
+        self.faults.crash_server_at("evaluating", round.number)
         evaluated_at = time.monotonic()
         round.seconds["evaluating"] += evaluated_at - began
 
@@ -494,7 +494,7 @@ class Rounds:
             self._append(lines)
         self.records.files.event("round", round.number, completed=len(record.completed))
         self._concluding = False
-        self.faults.at("between", round.number)
+        self.faults.crash_server_at("between", round.number)
         self.clients.book_heartbeats(round.number)
         self._show(round)
         collect_in_time()
@@ -562,7 +562,7 @@ class Rounds:
             progress,
             carried.residuals,
             self.sent_down,
-            lambda point: self.faults.at(point, progress.round),
+            lambda point: self.faults.crash_server_at(point, progress.round),
         )
         self.records.durable = progress.versions
         self._append(lines or {})

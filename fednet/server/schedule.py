@@ -1,5 +1,5 @@
-"""Who is asked when, and when what has come makes a result. Events and the time go in, clients to
-be asked come out; nothing here sends or waits.
+"""Which clients are asked when, and when their replies are aggregated. Events and the time go in,
+clients to be asked come out; nothing here sends or waits.
 
     Cohort           an exchange of a round: all at once; closes with the first k replies, or with
                      the last
@@ -40,7 +40,8 @@ class Schedule(Protocol):
 @dataclass(slots=True)
 class Cohort:
     """One exchange of a round. It closes when `first` of its clients have replied, or else when the
-    tasks of all are over. This is the only place that decides who is in time, on any clock.
+    tasks of all are over: a reply after that is too late. When a task is over, also by its
+    deadline, decides `fednet.protocol.tasks.end_of`.
     """
 
     clients: Sequence[int]

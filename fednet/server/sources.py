@@ -82,9 +82,9 @@ def collect(schedule: Schedule, source: Source, take: Callable[[ScheduleEvent], 
 
 
 class RealTime:
-    """tasks: by client; those under way and others. began: second 0, on the monotonic clock. phase:
-    of the outcomes that belong to them. again(client): whether a client whose task has just ended
-    is asked again, and has no event yet.
+    """Events as outcomes come. tasks: by client; some may be over. began: second 0, on the
+    monotonic clock. phase: (index, purpose) of the outcomes that belong to these tasks.
+    again(client): whether a client whose task has just ended is asked again, and has no event yet.
     """
 
     def __init__(
@@ -177,14 +177,16 @@ class SimulatedTime:
 
 
 class Order:
-    """Which event is next on the virtual clock. Of each task under way it is told a second before
-    which the task cannot end (`given`), and later the one at which it does (`known`). Each answer
-    takes a time that hardly depends on how many tasks there are.
+    """Which event is next on the virtual clock. `expect` names a second before which a client's
+    task cannot end, and `set_end` later the one at which it does. The time that `next` takes hardly
+    depends on how many tasks there are.
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, float] = {}  # by client whose end is not known: the first given
-        self._least: list[tuple[float, int]] = []  # a heap of these, and of some that are known
+        # By client whose end is not known, the second before which it does not end.
+        self._open: dict[int, float] = {}
+        # A heap of these seconds, and of some whose clients' ends are known by now.
+        self._least: list[tuple[float, int]] = []
         self._ends: list[tuple[float, bool, int, str]] = []  # a heap: second, replied, client, why
 
     def expect(self, client: int, least: float) -> None:
