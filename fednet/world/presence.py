@@ -24,9 +24,27 @@ class Presence:
     period: float | None = None
 
     def until(self, t: float) -> float | None:
-        """Returns the second at which a client that is available at t leaves (infinite: never);
-        None if it is not available.
+        """Returns the second after t at which a client that is available at t leaves (infinite:
+        never); None if it is not available.
         """
+        end = self._end(t)
+        while end is not None and (later := self._end(end)) is not None:
+            end = max(later, _after(end))  # the sum of whole periods was rounded down
+        return end
+
+    def next(self, t: float) -> float:
+        """Returns the first second from t on at which it is available; infinite if never again."""
+        if self._end(t) is not None:
+            return t
+        at = self._begin(t)
+        while self._end(at) is None and math.isfinite(at):
+            at = max(self._begin(at), _after(at))  # the sum of whole periods was rounded down
+        return at
+
+    def _end(self, t: float) -> float | None:
+        """Returns where the spell of a second ends; None between spells."""
+        if math.isinf(t):
+            return None
         lap, second = self._split(t)
         number = self._next_spell(second) - 1
         if number < 0 or second >= self.spells[number][1]:
@@ -40,10 +58,8 @@ class Presence:
             end = self.spells[0][1]
         return lap * (self.period or 0.0) + end
 
-    def next(self, t: float) -> float:
-        """Returns the first second from t on at which it is available; infinite if never again."""
-        if self.until(t) is not None:
-            return t
+    def _begin(self, t: float) -> float:
+        """Returns where the first spell after a second begins; infinite if there is none."""
         lap, second = self._split(t)
         number = self._next_spell(second)
         if number < len(self.spells):
@@ -67,6 +83,10 @@ class Presence:
     def _next_spell(self, second: float) -> int:
         """Returns the number of the first spell that begins after this second."""
         return bisect.bisect_right(self.spells, (second, math.inf))
+
+
+def _after(second: float) -> float:
+    return math.nextafter(second, math.inf)
 
 
 def cyclic(spells: Spells, period: float) -> Presence:

@@ -44,12 +44,7 @@ class World:
         """Returns the first second of the run from t on at which it is available; infinite: never
         again.
         """
-        if self.presence is None or self.until(client, t) is not None:
-            return t
-        at = self.presence[client].next(t)
-        while math.isfinite(at) and self.until(client, at) is None:
-            at = math.nextafter(at, math.inf)  # the sum of whole periods may have rounded down
-        return at
+        return t if self.presence is None else self.presence[client].next(t)
 
     def when(self, wanted: int, t: float) -> float:
         """Returns the first second of the run from t on at which so many clients are available;

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fednet import config, world
 from fednet.errors import ConfigError
@@ -41,6 +43,28 @@ OTHER = Presence(((15.0, 30.0), (55.0, 70.0)))
 def test_until_when_a_client_is_there_and_when_it_comes(presence, until, following):
     assert {t: presence.until(t) for t in until} == until
     assert {t: presence.next(t) for t in following} == following
+
+
+SECONDS = st.integers(0, 100_000).map(lambda ms: ms / 1000)
+
+
+@given(
+    bounds=st.lists(SECONDS, min_size=2, max_size=8, unique=True).map(sorted),
+    period=st.integers(100_001, 200_000).map(lambda ms: ms / 1000),
+    t=st.floats(0, 1e6),
+)
+def test_a_client_that_comes_is_there_and_one_that_leaves_is_not(bounds, period, t):
+    """Also where a sum of whole periods is rounded to a second before the client comes or leaves:
+    a run waited for ever for a client that came at that second and was not there.
+    """
+    presence = cyclic(list(zip(bounds[::2], bounds[1::2])), period)
+    comes = presence.next(t)
+    leaves = presence.until(comes)
+    assert t <= comes < leaves
+    assert presence.until(leaves) is None
+    both = World(presence=(presence, cyclic([(0, period / 2)], period)))
+    if math.isfinite(at := both.when(2, t)):
+        assert both.here(at) == [True, True]
 
 
 def test_spells_that_touch_are_one_and_those_without_a_length_are_none():
