@@ -167,7 +167,8 @@ class Experiment:
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
         """Returns the state dict of the configuration's model, as `load_state_dict(strict=True)`
         takes it: x, with adapters merged, and the initial values of all tensors that x lacks. Tied
-        tensors stand under each of their names, each tensor with the model's type.
+        tensors stand under each of their names, each tensor with the model's type. Valid until the
+        next call of this or of `holding`.
         """
         return merged_state_dict(self.holding(x, setting))
 

@@ -147,8 +147,10 @@ def lora_layers(module: nn.Module) -> Iterator[tuple[str, Lora]]:
 
 
 def merged_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the state dict of the model without adapters, with W + (alpha / r) B A for W."""
-    state = {name: t.detach().clone() for name, t in module.state_dict().items()}
+    """Returns the state dict of the model without adapters, with W + (alpha / r) B A for W. What
+    has no adapter is the module's own memory.
+    """
+    state = {name: t.detach() for name, t in module.state_dict().items()}
     for name, part in module.named_modules(remove_duplicate=False):
         if not isinstance(part, Lora):
             continue
