@@ -93,6 +93,9 @@ class PlannedFaults:
         return [p.Reconnect()] if "disconnect" in self.amounts else []
 
 
+NO_FAULTS = PlannedFaults()
+
+
 class CutUploads:
     """Uploads that end before they are whole. All that the protocol wants sent passes through here
     before it is recorded. Of an upload that has ended nothing more is sent, and its task is over,

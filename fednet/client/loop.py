@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import MessageFile
-from fednet.client.faults import CutUploads, PlannedFaults, Silenced
+from fednet.client.faults import NO_FAULTS, CutUploads, PlannedFaults, Silenced
 from fednet.client.slots import NoRoom, SlotPool
 from fednet.errors import (
     NO_STORAGE,
@@ -64,7 +64,7 @@ UNANSWERED_S = 3.0  # after so long without a server the user is told
 FIND_S = 0.1  # between two searches for the server
 # A client that starts after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
-PAUSE_S = 1.0  # after so long without a task this process's part of a round counts as done
+PAUSE_S = 1.0  # after so long without a task the sentence on a round is printed
 
 # A user's method or model may raise anything; none of it may end the thread of a slot.
 OWN_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -100,32 +100,34 @@ class TaskCancelled(FednetError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Holds what a client process has prepared for one run: a worker for each device. shape() puts
-    the clients' emulated links before a transport. packs train clients together, one for each
-    device, `together` at once; none: each by itself. beside: rounds overlap. largest(key) returns
-    the most bytes that a task's payload may have.
-    """
+    """What a client process has prepared for one run."""
 
     workers: Sequence[Worker]
+    """One for each device."""
     layout: str
+    """See `Ready`."""
     sites: Sequence[m.SiteFacts] = ()
+    """See `Ready`."""
     shape: Shaper | None = None
+    """Puts the clients' emulated links before a transport; None: there are none."""
     packs: Sequence[Packs] = ()
+    """What trains clients together, one for each device; none: each client trains by itself."""
     together: int = 1
+    """Clients that a pack trains at once."""
     beside: bool = False
+    """See `ClientProtocol`."""
     largest: Callable[[m.Key], int] = lambda key: p.UNBOUNDED
+    """See `ClientProtocol`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTask:
-    """Holds what came of a task: a reply, or a failure, or neither where a planned fault keeps it
-    silent.
-    """
+    """What came of a task: a reply, or a failure, or neither where a planned fault loses it."""
 
     given: p.DoTask
     reply: EncodedReply | None = None
     failed: m.Failed | None = None
-    faults: PlannedFaults | None = None
+    faults: PlannedFaults = NO_FAULTS
     """To act out when it is sent."""
     due: float = 0.0
     """When it may be sent, on the monotonic clock."""
@@ -357,17 +359,23 @@ class ClientLoop:
             self.ended = m.End(over=False, reason="asked to leave")
         if self._directory is not None and not self._connected and now - self._searched_at > FIND_S:
             self._searched_at = now
-            if not (self._directory / "summary.json").exists():
-                self._done_at = None
-            elif self._done_at is None:
-                self._done_at = now
-            elif now - self._done_at > DONE_S:  # and no server goes on with it
-                self._leaving = True
-            found = read_server(self._directory)
-            if found is not None and found[0] != self.transport.address:
-                self.transport.reconnect(found[0])
+            self._search_server(self._directory, now)
         self.book.flush()
         return moved
+
+    def _search_server(self, run: Path, now: float) -> None:
+        """Connects to the server that the run's directory names. Asks this process to end where the
+        run has been over for `DONE_S`, and no server continues it.
+        """
+        if not (run / "summary.json").exists():
+            self._done_at = None
+        elif self._done_at is None:
+            self._done_at = now
+        elif now - self._done_at > DONE_S:
+            self._leaving = True
+        found = read_server(run)
+        if found is not None and found[0] != self.transport.address:
+            self.transport.reconnect(found[0])
 
     def close(self) -> None:
         self._wanted.clear()  # each running task ends at its next step
@@ -438,21 +446,17 @@ class ClientLoop:
             )
             return
         faults = done.faults
-        if done.reply is None or (faults is not None and faults.silent(done.reply.reply)):
+        if done.reply is None or faults.silent(done.reply.reply):
             self._follow(protocol.abandon(key))
             return
-        out = protocol.reply(done.reply.reply, done.reply.body)
-        if faults is not None:
-            out = faults.apply_to(out)
-            end = faults.cut(done.reply.reply.size)
-            if end is not None:
-                self._cut_uploads.plan(key, end)
+        out = faults.apply_to(protocol.reply(done.reply.reply, done.reply.body))
+        end = faults.cut(done.reply.reply.size)
+        if end is not None:
+            self._cut_uploads.plan(key, end)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # The reply waits for its client's emulated link; this process is free for another one.
             out += protocol.uploading(key.client)
-        if faults is not None:
-            out += faults.after()
-        self._follow(out)
+        self._follow(out + faults.after())
 
     def _use(self, prepared: Prepared, run: str) -> None:
         """Works with what was prepared from now on, and tells the server that it can send tasks."""
@@ -526,7 +530,7 @@ class ClientLoop:
         """Does a task."""
         task = given.task
         key = task.key
-        faults: PlannedFaults | None = None
+        faults = NO_FAULTS
         if task.faults and self._faults:
             faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
         elif task.faults and not self._warned_of_faults:
@@ -540,14 +544,11 @@ class ClientLoop:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
         work: Work = partial(worker.work, task, given.body, check=given.check)
-        if faults is not None:
-            work = faults.around(work, partial(self._crash, given))
+        work = faults.around(work, partial(self._crash, given))
         try:
             reply = self.slots.run(device, partial(work, step), worker.device.forget)
         except Silenced:
             return FinishedTask(given)
-        if faults is None:
-            return FinishedTask(given, reply)
         return FinishedTask(given, reply, faults=faults, due=faults.due(began))
 
     def _failure(self, given: p.DoTask, error: BaseException, again: bool = False) -> FinishedTask:
