@@ -13,7 +13,7 @@ from fednet.errors import FednetError
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content
+from fednet.wire.body import Body
 
 if TYPE_CHECKING:
     from fednet.client.worker import EncodedReply, Step
@@ -56,7 +56,7 @@ class PlannedFaults:
     def _spoilt(self, reply: EncodedReply) -> EncodedReply:
         if "corrupt" not in self.amounts or not reply.body.size:
             return reply
-        copy = bytearray(reply.body.whole())
+        copy = bytearray(reply.body.to_bytes())
         copy[len(copy) // 2] ^= 0xFF
         return replace(reply, body=Body([copy]))
 
@@ -130,7 +130,7 @@ class CutUploads:
                 del self._ends[key]
         return found
 
-    def _sent_of(self, message: m.Reply | m.Part, body: Content | None) -> list[p.Out]:
+    def _sent_of(self, message: m.Reply | m.Part, body: Body | None) -> list[p.Out]:
         """What is sent of a message of a reply: a part before the end is, one after it is not."""
         key = message.key
         end = self._ends.get(key)
@@ -139,13 +139,9 @@ class CutUploads:
         if key in self._ended:
             return []
         start = message.index * self._protocol.part if isinstance(message, m.Part) else 0
-        if end - start > len(body):
+        if end - start > body.size:
             return [p.Out(message, body)]
         self._ended.add(key)
         if end <= start and isinstance(message, m.Part):
             return []
-        return [p.Out(message, _first(body, end - start))]
-
-
-def _first(body: Content, size: int) -> Content:
-    return body.slice(0, size) if isinstance(body, Body) else body[:size]
+        return [p.Out(message, body.slice(0, end - start))]

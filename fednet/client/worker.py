@@ -32,7 +32,7 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
-from fednet.files import digest, write_aside
+from fednet.files import write_aside
 from fednet.models.start import BASE, unpack_state_dict
 from fednet.registry import shipped
 from fednet.robust import attacks
@@ -42,7 +42,8 @@ from fednet.training.loop import Descent
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Compression, Content, cut
+from fednet.wire.body import Body
+from fednet.wire.codec import Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import Payload, Run, tensors_of, weights_of
 
@@ -191,7 +192,7 @@ class Worker:
 
     # -- a task ------------------------------------------------------------------------------------
     def work(
-        self, task: m.Task, body: Content, step: Step, check: bytes | None = None
+        self, task: m.Task, body: Body, step: Step, check: bytes | None = None
     ) -> EncodedReply:
         """Does a task. In its reply an evaluation within the task comes after the method's fields.
 
@@ -214,16 +215,15 @@ class Worker:
 
         # A task that came by reference is from a server in this process. A reply that goes back by
         # reference has no digest: to compute one, its tensors would have to be made into bytes.
-        here = isinstance(body, Body)
-        if isinstance(body, memoryview) and (check or digest([body])) != task.check:
+        here = body.by_reference
+        if not here and (check or body.digest()) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
         base: memoryview | None = None
         if self.experiment.base_comes and task.enrol and task.form[0].kind == BASE:
             # The base model is in front of what is sent once, in the client's first task.
-            assert isinstance(body, memoryview)
             size = task.form[0].size
-            base = body[:size]
-            body = body[size:]
+            first, body = body.split(task.form, 1)
+            base = first.to_bytes()
             task = msgspec.structs.replace(
                 task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size
             )
@@ -300,9 +300,8 @@ class Worker:
                         up = attacks.attacked_reply(up, reference, config, key.round, key.client)
                     finite(up, exp.up.exempt)
                     if config.privacy.clip is not None:
-                        assert isinstance(body, memoryview)
                         question = privacy.Question.of(
-                            config, self.store.root.name, task, record, body
+                            config, self.store.root.name, task, record, body.to_bytes()
                         )
                         own = privacy.at_client(config)
                         up = privacy.protect(up, x, own, self._noise, question, self._account)
@@ -353,7 +352,7 @@ class Worker:
             key=key,
             form=list(form),
             size=sent.size,
-            check=b"" if here and sent.by_reference else sent.check(),
+            check=b"" if here and sent.by_reference else sent.digest(),
             state=state_sha256,
             kept=kept,
             seconds=time.perf_counter() - began,
@@ -389,7 +388,7 @@ class Worker:
         self,
         exp: Experiment,
         task: m.Task,
-        body: Content,
+        body: Body,
         record: Record,
         fill: Tensors,
         host: ClientHost,
@@ -401,13 +400,12 @@ class Worker:
         form = task.form
         if task.enrol:
             assert method.Enrolment is not None
-            assert isinstance(body, memoryview)
             given, (form, body) = cut(form, body, task.enrol)
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.enrolled(state, enrolment, host)
         kind = method.exchanges[task.key.phase].down
         down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
-        if isinstance(body, Body) and self.device.device.type != "cpu" and method.only_sums:
+        if body.by_reference and self.device.device.type != "cpu" and method.only_sums:
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}
             with self._lock:

@@ -18,7 +18,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Counted, Crossed, Cut, Name, Spent, Undone
 from fednet.journal.journal import Journal
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
+from fednet.wire.body import Body
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
 
 NOBODY = b""  # in place of a connection: all connections together that have not joined
@@ -77,15 +77,17 @@ class Link:
         self._last: dict[m.Direction, tuple[Sequence[m.Field], int, dict[str, int], int]] = {}
 
     # -- messages ----------------------------------------------------------------------------------
-    def send(self, conn: bytes, message: m.Message, body: Content | None = None) -> bool:
+    def send(self, conn: bytes, message: m.Message, body: Body | None = None) -> bool:
         """Encodes, records and sends. False if the connection is gone; nothing is recorded then."""
         return self.send_composed(self.compose(conn, message, body))
 
-    def compose(self, conn: bytes, message: m.Message, body: Content | None = None) -> Outgoing:
+    def compose(self, conn: bytes, message: m.Message, body: Body | None = None) -> Outgoing:
         """Encodes a message, and adds it to its account before it leaves."""
         frames: list[Frame] = [encode(message)]
         if body is not None:
-            frames.append(body)
+            # Two ends in one process that do not cut payloads hand over tensors as they are.
+            here = self._part == m.WHOLE and body.by_reference
+            frames.append(body if here else body.to_bytes())
         nbytes = self._framing(*map(len, frames))
         return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
 
@@ -98,7 +100,7 @@ class Link:
             self._spend(out.name)
         return sent
 
-    def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Content | None]:
+    def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Body | None]:
         """Decodes; the caller calls `record_received` once it knows whose the message is. What
         cannot be decoded is recorded as refused, and raises RemoteProtocolError.
         """
@@ -112,7 +114,7 @@ class Link:
         self,
         conn: bytes,
         message: m.Message,
-        body: Content | None,
+        body: Body | None,
         frames: Sequence[Frame],
         stray: str = "",
     ) -> None:
@@ -144,7 +146,7 @@ class Link:
         conn: bytes,
         direction: m.Direction,
         message: m.Message,
-        body: Content | None,
+        body: Body | None,
         nbytes: int,
         stray: str = "",
     ) -> tuple[Name, int, dict[str, int], int]:
@@ -169,7 +171,7 @@ class Link:
                 type = CARRIERS[direction]
             payload: Name = (conn, direction, type, key)
             name = self._once_name(conn, direction) if stray else payload
-            length = 0 if body is None else len(body)
+            length = 0 if body is None else body.size
             start = 0
             form = self.journal.book.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):

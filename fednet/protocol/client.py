@@ -31,7 +31,7 @@ from fednet.protocol.table import (
 )
 from fednet.protocol.transfers import Receiving, Sending
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content
+from fednet.wire.body import NOTHING, Body
 from fednet.wire.messages import PART, Key
 
 REJOIN_S = 1.0  # until a refused join is tried again; then twice as long each time, up to
@@ -46,7 +46,7 @@ class Out:
     """Send this."""
 
     message: m.Message
-    body: Content | None = None
+    body: Body | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class DoTask:
     """Do this task. Its payload is whole."""
 
     task: m.Task
-    body: Content
+    body: Body
     check: bytes | None = None
     """The digest of a payload that came in parts."""
 
@@ -111,9 +111,11 @@ class HeldTask:
     """A task of this process."""
 
     task: m.Task
-    body: Content
+    body: Body
     """All of the payload, or room for it."""
     state: ClientTaskState = ClientTaskState.GONE
+    room: memoryview | None = None
+    """Where the parts of a payload that is coming go: the bytes of `body`."""
     window: Receiving | None = None
     """Of a payload that is coming; None before it is asked for."""
     digest: Digest | None = None
@@ -193,7 +195,7 @@ class ClientProtocol:
                 self._change_task(key, ClientTaskEvent.CLOSED)
         return self._instructions()
 
-    def received(self, message: m.Message, body: Content | None, now: float) -> list[Instruction]:
+    def received(self, message: m.Message, body: Body | None, now: float) -> list[Instruction]:
         """Handles a decoded message. Raises RemoteProtocolError for what the protocol does not
         allow; nothing has changed then.
         """
@@ -280,7 +282,7 @@ class ClientProtocol:
             return []
         self._change_task(key, ClientTaskEvent.REPLIED)
         held.reply = OutgoingReply(body, self.part, reply=reply)
-        held.body = memoryview(b"")  # its room is for the next task's payload
+        held.body = NOTHING  # its room is for the next task's payload
         if self.state is ClientState.READY:
             self._announce(held)
         return self._instructions()
@@ -336,7 +338,7 @@ class ClientProtocol:
         if held.state is ClientTaskState.GONE:
             del self._tasks[key]
 
-    def _send(self, message: m.Message, body: Content | None = None) -> None:
+    def _send(self, message: m.Message, body: Body | None = None) -> None:
         """Sends a message, with the run and the incarnation of its server."""
         self._sent = True
         marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
@@ -391,10 +393,10 @@ class ClientProtocol:
             self._announce(self._tasks[key])
 
     # -- a task arrives ----------------------------------------------------------------------------
-    def _task(self, task: m.Task, body: Content | None) -> None:
+    def _task(self, task: m.Task, body: Body | None) -> None:
         key = task.key
         held = self._tasks.get(key)
-        came = 0 if body is None else len(body)
+        came = 0 if body is None else body.size
         beside = task.size if body is not None or task.size <= self.part else 0
         if sum([f.size for f in task.form]) != task.size or came != beside:
             if held is not None and held.state in STARTED:
@@ -433,14 +435,10 @@ class ClientProtocol:
         elif at_hand + task.size > (self.join.slots + 2) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         elif body is not None or task.size == 0:
-            # What can be written to is copied: it may be another's memory.
-            own = memoryview(b"") if body is None else body
-            if isinstance(own, memoryview) and not own.readonly:
-                own = memoryview(bytearray(own))
-            self._tasks[key] = HeldTask(task, own)
+            self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())
             self._payload_complete(key)
         else:
-            self._tasks[key] = HeldTask(task, memoryview(b""))
+            self._tasks[key] = HeldTask(task, NOTHING)
             self._change_task(key, ClientTaskEvent.TASK)
             self._awaited.append(key)
 
@@ -479,7 +477,8 @@ class ClientProtocol:
             return f"the {room} that are free"
         try:
             # Not cleared: the system gives it memory as parts are written to it.
-            held.body = lend(task.size).data
+            held.room = lend(task.size).data
+            held.body = Body([held.room])
             held.digest = Digest()
         except (MemoryError, OverflowError, ValueError):
             return "this machine"
@@ -498,7 +497,7 @@ class ClientProtocol:
         if granted is not None:
             self._send(m.Pull(key=key, first=granted[0], count=granted[1]))
 
-    def _part(self, part: m.Part, body: Content | None) -> None:
+    def _part(self, part: m.Part, body: Body | None) -> None:
         """The next part of a task's payload has come."""
         held = self._tasks.get(part.key)
         if held is None or held.window is None:
@@ -516,11 +515,11 @@ class ClientProtocol:
             return
         if not held.shared:
             # A copy, also of a server's in this process: a method may write to what it gets.
-            assert isinstance(held.body, memoryview)
-            assert isinstance(body, memoryview)
-            held.body[start : start + len(body)] = body
+            assert held.room is not None
             assert held.digest is not None
-            held.digest.update(body)
+            data = body.to_bytes()
+            held.room[start : start + len(data)] = data
+            held.digest.update(data)
         if held.window.whole:
             self._payload_complete(part.key)
         else:
@@ -530,6 +529,7 @@ class ClientProtocol:
         self._change_task(key, ClientTaskEvent.WHOLE)
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None
+        held.room = None
         check = None if held.digest is None else held.digest.digest()
         self._out += (Booked("down", key), DoTask(held.task, held.body, check))
 

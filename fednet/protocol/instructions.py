@@ -6,7 +6,7 @@ import msgspec
 
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
+from fednet.wire.body import Body
 from fednet.wire.messages import Direction, Key, Message
 
 REFUSALS = 16  # that a connection is answered with
@@ -18,7 +18,7 @@ REFUSALS = 16  # that a connection is answered with
 class Send(msgspec.Struct, frozen=True):
     conn: bytes
     message: Message
-    body: Content | None = None
+    body: Body | None = None
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Store(msgspec.Struct, frozen=True):
 
     key: Key
     offset: int
-    data: Content
+    data: Body
     size: int
 
 
@@ -49,7 +49,7 @@ class Arrived(msgspec.Struct, frozen=True):
     """The connection that the reply came over."""
     down_conn: bytes = b""
     """The one that its task went over."""
-    body: Content | None = None
+    body: Body | None = None
     """Its payload, where it came in one piece; None: its parts were to be stored."""
 
 

@@ -59,7 +59,7 @@ from fednet.protocol.tasks import (
 from fednet.protocol.transfers import Receiving, Sending
 from fednet.protocol.workers import SHOWN, SLOTS, ClientProcess, Roster, Sites
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
+from fednet.wire.body import NOTHING, Body
 from fednet.wire.messages import Field, Key
 
 BUDGET = 64  # parts granted to all senders together
@@ -290,7 +290,7 @@ class ServerProtocol:
         """Something for the run's events."""
         self._out.append(Note(event, fields))
 
-    def _send(self, conn: bytes, message: m.Message, body: Content | None = None) -> None:
+    def _send(self, conn: bytes, message: m.Message, body: Body | None = None) -> None:
         """The message is marked as this run's, and this incarnation's of its server."""
         marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
         self._out.append(Send(conn, marked, body))
@@ -333,7 +333,7 @@ class ServerProtocol:
         self,
         conn: bytes,
         message: m.Message,
-        body: Content | None,
+        body: Body | None,
         now: float,
         user: str | None = None,
     ) -> list[Instruction]:
@@ -613,7 +613,7 @@ class ServerProtocol:
             self._take_back(t, TaskEvent.LOST, "lost", died=running)
 
     # -- from a worker: each returns why the message belongs to nothing that is under way, or "" ---
-    def _from_worker(self, conn: bytes, message: m.Message, body: Content | None) -> str:
+    def _from_worker(self, conn: bytes, message: m.Message, body: Body | None) -> str:
         worker = self.roster.by_conn.get(conn)
         if worker is None:
             if conn in self._explained and isinstance(message, m.BEATS):
@@ -676,9 +676,7 @@ class ServerProtocol:
                 self.tasks[beat.client].heard = self.now
             worker.doing[beat.client] = beat.phase, beat.step, beat.steps
 
-    def _reply(
-        self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Content | None
-    ) -> str:
+    def _reply(self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Body | None) -> str:
         """A reply, whole or announced."""
         key = reply.key
         t = self._current(key)
@@ -696,7 +694,7 @@ class ServerProtocol:
         if body is None:
             agrees = not 0 < reply.size <= self.part
         else:
-            agrees = len(body) == reply.size
+            agrees = body.size == reply.size
         agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         try:
             if not agrees:
@@ -714,14 +712,14 @@ class ServerProtocol:
         until = None if leaves is None or leaves.at is not None else leaves.up
         t.up = Receiving(reply.size, self.part, until=until)
         if reply.size == 0 or body is not None:
-            self._payload_complete(t, reply, memoryview(b"") if body is None else body)
+            self._payload_complete(t, reply, NOTHING if body is None else body)
         else:
             self._wanting[key.client] = t
             self._grant()
         self._assign(worker)
         return ""
 
-    def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
+    def _part(self, conn: bytes, part: m.Part, body: Body | None) -> str:
         """The next part of a reply that was announced."""
         t = self._current(part.key)
         if t is None or t.status is not TaskState.ARRIVING or t.up_conn != conn:
@@ -744,9 +742,7 @@ class ServerProtocol:
         self._grant()
         return ""
 
-    def _payload_complete(
-        self, t: TrackedTask, reply: m.Reply, body: Content | None = None
-    ) -> None:
+    def _payload_complete(self, t: TrackedTask, reply: m.Reply, body: Body | None = None) -> None:
         self._change(t, TaskEvent.WHOLE)
         taken_s = self.now - t.since
         self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn, body))

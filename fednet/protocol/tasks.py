@@ -12,7 +12,7 @@ import msgspec
 from fednet.protocol.table import TaskState
 from fednet.protocol.transfers import Receiving, Sending
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.messages import Field, Key
 
 TRIES = 3  # how often a task is handed out whose replies are refused

@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from fednet.errors import RemoteProtocolError
-from fednet.wire.codec import Body, Content
+from fednet.wire.body import Body
 from fednet.wire.messages import WINDOW
 
 
@@ -49,13 +49,13 @@ class Receiving(msgspec.Struct):
         self.granted = self.granted + count
         return first, count
 
-    def take(self, index: int, body: Content | None) -> int | None:
+    def take(self, index: int, body: Body | None) -> int | None:
         """Where in the payload a part that came belongs; None for one that has come already. Raises
         RemoteProtocolError for one that was not awaited: nothing has changed then.
         """
         if index < self.got:
             return None
-        length = 0 if body is None else len(body)
+        length = 0 if body is None else body.size
         start = self.got * self.part
         expected = min(self.part, self.size - start)
         in_turn = body is not None and self.got == index < self.granted
@@ -85,16 +85,16 @@ class Sending(msgspec.Struct):
     def cut(self) -> bool:
         return self.until is not None and self.sent * self.part >= self.until
 
-    def beside(self) -> Content | None:
+    def beside(self) -> Body | None:
         """What crosses beside the announcement of a short payload; None for an empty one."""
-        self.sent = self.body.parts(self.part)
         if not self.body.size:
             return None
+        self.sent = 1
         if self.until is None:
-            return self.body.crossing(self.part)
-        return self.body.whole()[: self.until]
+            return self.body
+        return self.body.slice(0, self.until)
 
-    def pulled(self, first: int, count: int) -> list[tuple[int, memoryview]] | None:
+    def pulled(self, first: int, count: int) -> list[tuple[int, Body]] | None:
         """(index, bytes) of each part that the receiver asks for; None if it had these already.
         Raises RemoteProtocolError for what it may not ask for.
         """
@@ -110,6 +110,6 @@ class Sending(msgspec.Struct):
         found = []
         for index in range(first, self.sent):
             data = self.body.slice(index * self.part, min((index + 1) * self.part, end))
-            if len(data):
+            if data.size:
                 found.append((index, data))
         return found

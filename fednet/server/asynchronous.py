@@ -33,7 +33,7 @@ from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, RecordedUpdates
 from fednet.server.sources import POLL_S, AskedClient, RealTime, ScheduleEvent, SimulatedTime
 from fednet.server.watch import Hosting
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.messages import Field
 
 
@@ -140,19 +140,19 @@ class Updates(Rounds):
             down = self.sent_down[f"sent-{saved.sent}"]
             assert isinstance(down, SentDown)
             form = tuple(msgspec.json.decode(down.form, type=list[Field]))
-            data = down.body.numpy().data
-            cut = sum(f.size for f in form[: down.enrol])
+            body = Body([down.body.numpy().data])
+            _, broadcast = body.split(form, down.enrol)
             seen = experiment.down.decode(
                 experiment.algorithm.exchanges[0].down,
                 form[down.enrol :],
-                data[cut:],
+                broadcast,
                 experiment.initial_shared,
                 fill=experiment.initial_shared,
             )
             spec = FaultySpec(
                 client,
                 form,
-                Body([data]),
+                body,
                 bytes.fromhex(saved.sent),
                 start=saved.start,
                 state=self.latest.states.get(client, ""),
@@ -191,7 +191,7 @@ class Updates(Rounds):
                 self.sent_down[name] = before[name]
             elif name not in self.sent_down:
                 form = msgspec.json.encode(list(spec.form)).decode()
-                body = torch.frombuffer(bytearray(spec.body.whole()), dtype=torch.uint8)
+                body = torch.frombuffer(bytearray(spec.body.to_bytes()), dtype=torch.uint8)
                 down = SentDown(form=form, enrol=spec.enrol, body=body)  # type: ignore[call-arg]
                 self.sent_down[name] = down
 

@@ -50,7 +50,8 @@ from fednet.server.sources import (
 )
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
-from fednet.wire.codec import Body, Compression, cut
+from fednet.wire.body import Body
+from fednet.wire.codec import Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Key
 from fednet.wire.payload import weights_of
@@ -177,7 +178,7 @@ class Exchanges:
                 exchange.cache,
             )
             encoded = exp.down.encode(down, how)
-            spec.check = encoded.body.check()
+            spec.check = encoded.body.digest()
             exchange.last = down, encoded, spec.check
         spec.form = encoded.form
         spec.body = encoded.body
@@ -189,7 +190,7 @@ class Exchanges:
                 spec.form = [*given.form, *encoded.form]
                 spec.enrol = len(given.form)
                 spec.body = Body([*given.body.segments, *encoded.body.segments])
-                spec.check = spec.body.check()
+                spec.check = spec.body.digest()
             if exp.base_comes:
                 asked.spec = with_base(exp, spec, exchange.based)
         self.complete(exchange, asked, encoded.seen)
@@ -487,7 +488,7 @@ class Exchanges:
         clients = tuple(evaluated_clients(self.config, round))
         index = len(self.method.exchanges)
         exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
-        exchange.last = (down, encoded, encoded.body.check())
+        exchange.last = (down, encoded, encoded.body.digest())
         exchange.evaluates = final
         exchange.schedule = Cohort(clients)
         for client in clients:
@@ -517,7 +518,7 @@ def with_base(
         body = Body([*base.body.segments, *spec.body.segments])
         form = (*base.form, *spec.form)
         enrol = spec.enrol + len(base.form)
-        made = based[spec.check] = FaultySpec(spec.client, form, body, body.check(), enrol=enrol)
+        made = based[spec.check] = FaultySpec(spec.client, form, body, body.digest(), enrol=enrol)
     return structs.replace(
         spec, form=made.form, body=made.body, check=made.check, enrol=made.enrol, with_base=None
     )

@@ -18,7 +18,7 @@ from fednet.protocol.tasks import TaskSpec, TrackedTask
 from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import ClientProcess
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
+from fednet.wire.body import Body
 from fednet.wire.messages import Fault
 
 
@@ -67,9 +67,7 @@ class FaultyServerProtocol(ServerProtocol):
         return msgspec.structs.replace(super()._message(t), faults=faults)
 
     # -- what comes of an upload that is cut -------------------------------------------------------
-    def _reply(
-        self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Content | None
-    ) -> str:
+    def _reply(self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Body | None) -> str:
         t = self._current(reply.key)
         handed = t is not None and t.worker == worker.name and t.status is TaskState.HANDED
         if t is None or not handed or body is None or len(body) != _spec(t).cut(reply.size):
@@ -86,7 +84,7 @@ class FaultyServerProtocol(ServerProtocol):
         self._assign(worker)
         return ""
 
-    def _part(self, conn: bytes, part: m.Part, body: Content | None) -> str:
+    def _part(self, conn: bytes, part: m.Part, body: Body | None) -> str:
         t = self._current(part.key)
         coming = t is not None and t.status is TaskState.ARRIVING and t.up_conn == conn
         if t is None or not coming or t.up is None or body is None:

@@ -35,7 +35,6 @@ from fednet.experiment.privacy import updates
 from fednet.files import (
     OWN,
     Digest,
-    digest,
     is_read,
     list_folder,
     open_descriptor,
@@ -49,7 +48,8 @@ from fednet.journal.journal import Journal
 from fednet.loading import WrongPart, error_text
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import SMALL_BYTES, Body, Content, cut
+from fednet.wire.body import NOTHING, SMALL_BYTES, Body
+from fednet.wire.codec import cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Samples, run_of
@@ -127,14 +127,14 @@ class ReceivedReply(msgspec.Struct, eq=False):
     earlier: bool = False
     """Received by an earlier server."""
 
-    def body(self) -> Content:
+    def body(self) -> Body:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
         next call returns.
         """
         if self.data is not None:
             return self.data
         if self.record.inline:
-            return self.journal.payload(self.record)
+            return Body([self.journal.payload(self.record)])
         return _map(self.path, self.message.size)
 
     def take_payload(self) -> Payload | None:
@@ -163,14 +163,14 @@ def _are_alike(one: ReceivedReply, other: ReceivedReply) -> bool:
     return (a.key.round, a.key.phase, a.key.purpose) == (b.key.round, b.key.phase, b.key.purpose)
 
 
-def _map(path: str, size: int) -> memoryview:
+def _map(path: str, size: int) -> Body:
     """A file's bytes, as the system has them in its cache; to write to them does not change it."""
     if not size:  # which cannot be mapped
-        return memoryview(bytearray())
+        return NOTHING
     whole = pages(path)
     if len(whole) != size:
         raise StateError(f"{path}: {len(whole)} bytes, {size} were there.")
-    return whole
+    return Body([whole])
 
 
 class _Upload(msgspec.Struct):
@@ -193,7 +193,7 @@ class Inbox:
         self,
         folder: Path,
         journal: Journal,
-        decode: Callable[[Sequence[ReceivedReply], Sequence[Content]], Sequence[Payload | None]],
+        decode: Callable[[Sequence[ReceivedReply], Sequence[Body]], Sequence[Payload | None]],
         on_gpu: bool = False,
     ) -> None:
         """decode(replies, bodies): of replies to one exchange, of one form. Raises
@@ -214,7 +214,7 @@ class Inbox:
         return f"{self.folder}/round-{key.round}/{key.phase}-{key.client}-{key.purpose}.bin"
 
     # -- writing -----------------------------------------------------------------------------------
-    def store(self, key: Key, offset: int, data: Content, size: int) -> None:
+    def store(self, key: Key, offset: int, data: Body, size: int) -> None:
         """Bytes of a payload of that size, in order; offset 0 starts it again."""
         if offset == 0:
             self.abandon(key)
@@ -233,10 +233,10 @@ class Inbox:
                 f"spool of client {key.client}: {upload.got} bytes are there, the next come at "
                 f"{offset}"
             )
-        for piece in [data] if isinstance(data, memoryview) else data.segments:
+        for piece in data.segments:
             write_all(upload.file, piece)
             upload.written.update(piece)
-        upload.got += len(data)
+        upload.got += data.size
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. A later attempt may write over its file already."""
@@ -245,7 +245,7 @@ class Inbox:
             os.close(upload.file)
 
     def take(
-        self, arrived: Sequence[tuple[Accepted, Content | None]]
+        self, arrived: Sequence[tuple[Accepted, Body | None]]
     ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
         """Checks, decodes and accepts replies whose payloads are whole: the only way in. Once the
         journal is on disk, a resumed run uses a reply without asking the client again. Each comes
@@ -253,7 +253,7 @@ class Inbox:
         error in place of one that cannot be used; nothing of it is kept then.
         """
         found: list[ReceivedReply | RemoteProtocolError | WrongPart] = []
-        alike: list[tuple[ReceivedReply, Content]] = []  # of one exchange and form, and small
+        alike: list[tuple[ReceivedReply, Body]] = []  # of one exchange and form, and small
         for record, body in arrived:
             try:
                 reply, content = self._open(record, body)
@@ -268,7 +268,7 @@ class Inbox:
             alike.append((reply, content))
         return found + self._accept(alike)
 
-    def _open(self, record: Accepted, body: Content | None) -> tuple[ReceivedReply, Content]:
+    def _open(self, record: Accepted, body: Body | None) -> tuple[ReceivedReply, Body]:
         """A reply with its payload, which is what its client sent. Raises RemoteProtocolError for
         one that is not.
         """
@@ -278,11 +278,11 @@ class Inbox:
         now = time.monotonic()
         reply = ReceivedReply(record, message, self._memory, self._journal, arrived=now)
         found = b""  # the digest of what came
-        if isinstance(body, Body) and self._memory.take(key.round, size):
+        if body is not None and body.by_reference and self._memory.take(key.round, size):
             reply.data = body
             reply.held = size
-        elif not isinstance(body, memoryview) or size > SMALL_BYTES:
-            here = isinstance(body, Body)
+        elif body is None or body.by_reference or size > SMALL_BYTES:
+            here = body is not None and body.by_reference
             if body is not None:
                 self.store(key, 0, body, size)
             body, found = self._finish(key, size)
@@ -296,12 +296,12 @@ class Inbox:
             message = msgspec.structs.replace(message, reported=reported)
         record.message = message
         reply.message = message
-        if isinstance(body, memoryview) and (found or digest([body])) != message.check:
+        if not body.by_reference and (found or body.digest()) != message.check:
             self._discard(reply)
             raise RemoteProtocolError("the payload was damaged on its way")
         return reply, body
 
-    def _finish(self, key: Key, size: int) -> tuple[memoryview, bytes]:
+    def _finish(self, key: Key, size: int) -> tuple[Body, bytes]:
         """The bytes of a file that is whole, and their digest."""
         upload = self._uploads.pop(key)
         if os.fstat(upload.file).st_size != size:  # what was there before was longer
@@ -316,7 +316,7 @@ class Inbox:
             os.unlink(reply.path)
 
     def _accept(
-        self, replies: Sequence[tuple[ReceivedReply, Content]]
+        self, replies: Sequence[tuple[ReceivedReply, Body]]
     ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
         """Decodes replies of one exchange and form, and accepts them; an error in place of one that
         cannot be used.
@@ -333,12 +333,12 @@ class Inbox:
         for (reply, body), payload in zip(replies, payloads):
             record = reply.record
             message = record.message
-            if isinstance(body, Body):  # it is in memory alone, and the payload refers to it
+            if body.by_reference:  # it is in memory alone, and the payload refers to it
                 record.stored = False
                 reply.payload = payload
                 self._journal.note(record)
                 continue
-            self._journal.note(record, body if reply.small else b"")
+            self._journal.note(record, body.to_bytes() if reply.small else b"")
             decoded = max(message.size, sum([f.raw for f in message.form]))
             # A file with the values as they are is read again: it is in the system's cache, and
             # all the replies of a round would count as this process's memory.
@@ -375,7 +375,7 @@ class Inbox:
             there = bool(record.inline) or not size
             there = there or (os.path.exists(path) and os.path.getsize(path) == size)
             body = reply.body() if there else None
-            if isinstance(body, memoryview) and digest([body]) == record.message.check:
+            if body is not None and body.digest() == record.message.check:
                 found[key.client] = reply
         return found
 
@@ -462,7 +462,7 @@ def form_check(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
 
 
 def evaluation_in(
-    exp: Experiment, client: int, form: Sequence[Field], body: Content, tested: tuple[int, int]
+    exp: Experiment, client: int, form: Sequence[Field], body: Body, tested: tuple[int, int]
 ) -> EvaluationReply:
     """A client's evaluation, whose form was checked when it was announced. Raises
     RemoteProtocolError for one that cannot be of this client.
@@ -477,7 +477,7 @@ def decoder(
     sent: SentModels,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
-) -> Callable[[Sequence[ReceivedReply], Sequence[Content]], Sequence[Payload | None]]:
+) -> Callable[[Sequence[ReceivedReply], Sequence[Body]], Sequence[Payload | None]]:
     """Decodes replies, and checks what they must be beyond their form: finite values, samples as
     this federation has them, no more of them than there can be, and an update within
     `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
@@ -490,7 +490,7 @@ def decoder(
     most_norm = exp.config.security.max_norm
 
     def decode(
-        replies: Sequence[ReceivedReply], bodies: Sequence[Content]
+        replies: Sequence[ReceivedReply], bodies: Sequence[Body]
     ) -> Sequence[Payload | None]:
         first = replies[0].message
         key = first.key
@@ -500,7 +500,7 @@ def decoder(
             return [evaluation_in(exp, c, form, b, tested(c)) for c, b in zip(clients, bodies)]
         kind = exp.algorithm.exchanges[key.phase].up
         more: Sequence[Field] = ()  # the fields of an evaluation
-        behind: list[Content] = []  # their bytes
+        behind: list[Body] = []  # their bytes
         if len(form) > len(kind.fields):
             cuts = [cut(form, body, len(kind.fields)) for body in bodies]
             form, more = cuts[0][0][0], cuts[0][1][0]
@@ -539,7 +539,7 @@ def decoder(
         reply: ReceivedReply,
         kind: type[Payload],
         form: Sequence[Field],
-        body: Content,
+        body: Body,
         fill: Tensors,
     ) -> Payload:
         key = reply.message.key

@@ -45,7 +45,7 @@ from fednet.server.events import Events, Rate
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.transport.base import Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
-from fednet.wire.codec import Content
+from fednet.wire.body import Body
 
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
@@ -160,7 +160,7 @@ class ServerIO:
         # What a wake-up leads to, held back until it is written down.
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
-        self._read: list[tuple[Received, m.Message, Content | None]] = []  # replies, not handled
+        self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not taken in yet
         self._resolved: list[Outcome] = []
         self._logged: list[ReceivedReply] = []
@@ -408,11 +408,11 @@ class ServerIO:
             self._take_in()
             self._handle([(event, message, body)])
         self._heard += 1
-        large = isinstance(body, memoryview) and len(body) >= LARGE_BYTES
+        large = body is not None and not body.by_reference and body.size >= LARGE_BYTES
         if large or self._heard >= TOGETHER:
             self._conclude()
 
-    def _handle(self, messages: list[tuple[Received, m.Message, Content | None]]) -> None:
+    def _handle(self, messages: list[tuple[Received, m.Message, Body | None]]) -> None:
         """Hands messages to the protocol, records them, and does what follows from them: each step
         for all of them.
         """
@@ -511,7 +511,7 @@ class ServerIO:
         whole = self._whole
         self._whole = []
         unsent = False
-        records: list[tuple[Accepted, Content | None]] = []
+        records: list[tuple[Accepted, Body | None]] = []
         for i in whole:
             key = i.reply.key
             unsent = (

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 CLIENTS = 3  # of a partition
 KILLED = 3  # the round after which a run is killed, which is in no checkpoint
 # Four clients, two per round, and a model with BatchNorm: not all take part, and buffers are sent.
-# It is larger than `wire.codec.SMALL_BYTES`, so that its tensors are handed over without a copy.
+# It is larger than `wire.body.SMALL_BYTES`, so that its tensors are handed over without a copy.
 SMALL: JsonDict = {
     "name": "check",
     "rounds": 5,

@@ -13,7 +13,7 @@ from typing import Any
 
 from fednet import seeds
 from fednet.transport.base import Closed, Event, Frames, Opened, Received
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 
 
 def _as_received(frames: Frames) -> tuple[Any, ...]:

@@ -3,9 +3,6 @@
 The form of a payload is its declaration: field by field, tensors of the shared layout as one vector
 (with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. What comes is
 compared with its declaration: sizes, dtype, shape, range, and that it is finite.
-
-Large values are not copied: a `Body` is a list of values that are read in ranges, so that a
-broadcast is encoded once and all sends share it. Within one process it is not even made into bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +19,12 @@ import torch
 
 from fednet.buffers import copy_to_lent
 from fednet.errors import LocalProtocolError, RemoteProtocolError
-from fednet.files import Buffer, digest
+from fednet.files import Buffer
 from fednet.tensors import Layout, Tensors
+from fednet.wire.body import NOTHING, Body, tensor_bytes
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
-from fednet.wire.messages import WHOLE, Field
+from fednet.wire.messages import Field
 from fednet.wire.payload import (
     DTYPES,
     NAMES,
@@ -40,7 +38,6 @@ from fednet.wire.payload import (
     tensor_mismatch,
 )
 
-SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: they are logged
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 LABEL_DTYPES = (torch.int64, torch.float32)
 MAX_AXES = 8
@@ -53,102 +50,13 @@ _NO_INTEGERS = torch.empty(0, dtype=torch.int64)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-class Body:
-    """An encoded payload: values one behind the other, never written to. A value is bytes, or
-    Tensors, which become bytes only if these are asked for.
-
-    From the codec comes a Body with one value a field. If it holds Tensors, it can be handed over
-    within a process as it is, see `crossing`; its length is that of its bytes.
-    """
-
-    def __init__(self, values: Sequence[Buffer | Tensors] = ()) -> None:
-        self.values = values
-        self.size = 0
-        has_tensors = False
-        for value in values:
-            if isinstance(value, Tensors):
-                self.size += value.layout.nbytes
-                has_tensors = True
-            else:
-                self.size += memoryview(value).nbytes
-        # Whether it need not be made into bytes for a receiver in this process.
-        self.by_reference = has_tensors and self.size > SMALL_BYTES
-
-    def __len__(self) -> int:
-        return self.size
-
-    def copy(self) -> Body:
-        """Returns it in memory of its own: a method may keep what it returned, and change it before
-        the payload is sent or used.
-        """
-        values: list[Buffer | Tensors] = []
-        for value in self.values:
-            if isinstance(value, Tensors):
-                values.append(value.clone())
-            elif memoryview(value).readonly:  # bytes, which nobody can change
-                values.append(value)
-            else:
-                values.append(bytes(value))
-        return Body(values)
-
-    @cached_property
-    def segments(self) -> list[memoryview]:
-        """Its bytes, in pieces."""
-        found: list[memoryview] = []
-        for value in self.values:
-            if isinstance(value, Tensors):
-                found += [_raw(value.vector), _raw(value.buffers), _raw(value.counters)]
-            else:
-                found.append(memoryview(value).cast("B"))
-        return found
-
-    def crossing(self, part: int) -> memoryview | Body:
-        """What is sent as one frame: its bytes. Between two ends in one process that do not cut
-        payloads (part: `WHOLE`), a large payload with Tensors is itself the frame.
-        """
-        return self if part == WHOLE and self.by_reference else self.slice(0, self.size)
-
-    def whole(self) -> memoryview:
-        return self.slice(0, self.size)
-
-    def slice(self, start: int, end: int) -> memoryview:
-        """Bytes [start, end): a view where they lie in one segment, else a copy."""
-        found = []
-        at = 0
-        for s in self.segments:
-            if at < end and start < at + len(s):
-                found.append(s[max(0, start - at) : end - at])
-            at += len(s)
-        return found[0] if len(found) == 1 else memoryview(b"".join(found))
-
-    def parts(self, size: int) -> int:
-        """How many parts of `size` bytes it has; the last may be shorter."""
-        return math.ceil(self.size / size)
-
-    def check(self) -> bytes:
-        """The digest of its bytes, however they are cut into segments."""
-        return digest(self.segments)
-
-
-Content = memoryview | Body  # of a message's second frame
-_NOTHING = Body()
-
-
 def cut(
-    form: Sequence[Field], body: Content, count: int
-) -> tuple[tuple[Sequence[Field], Content], tuple[Sequence[Field], Content]]:
+    form: Sequence[Field], body: Body, count: int
+) -> tuple[tuple[Sequence[Field], Body], tuple[Sequence[Field], Body]]:
     """(form, body) of a payload's first `count` fields, and of the others behind them."""
-    first: Content
-    rest: Content
     if count == len(form):
-        return (form, body), ((), _NOTHING)
-    if isinstance(body, Body):
-        first = Body(body.values[:count])
-        rest = Body(body.values[count:])
-    else:
-        at = sum([field.size for field in form[:count]])
-        first = body[:at]
-        rest = body[at:]
+        return (form, body), ((), NOTHING)
+    first, rest = body.split(form, count)
     return (form[:count], first), (form[count:], rest)
 
 
@@ -265,7 +173,9 @@ class Codec:
                 continue
             compressed, decoded = self._compress(name, field.kind, chain, value, part, how)
             seen[name] = value.to("cpu").with_vector(decoded)
-            data = _join([memoryview(compressed), _raw(part.buffers), _raw(part.counters)])
+            data = _join(
+                [memoryview(compressed), tensor_bytes(part.buffers), tensor_bytes(part.counters)]
+            )
             values.append(data)
             form.append(Field(name, field.kind, len(data), layout.nbytes, []))
         return Encoded(tuple(form), Body(values), type(payload)(**seen))
@@ -361,7 +271,7 @@ class Codec:
         self,
         kind: type[P],
         form: Sequence[Field],
-        body: Buffer | Body,
+        body: Body,
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
@@ -379,7 +289,7 @@ class Codec:
         self,
         kind: type[P],
         form: Sequence[Field],
-        bodies: Sequence[Buffer | Body],
+        bodies: Sequence[Body],
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
@@ -392,24 +302,19 @@ class Codec:
             self.check(kind, form)
         size = sum(map(operator.attrgetter("size"), form))
         for body in bodies:
-            came = len(body)
-            if size != came:
-                raise RemoteProtocolError(f"payload of {came} bytes, announced were {size}")
+            if size != body.size:
+                raise RemoteProtocolError(f"payload of {body.size} bytes, announced were {size}")
         columns: list[list[Any]] = []
-        at = 0
-        for i, (name, field) in enumerate(kind.fields.items()):
-            end = at + form[i].size
-            parts: list[Any] = []  # of a field's bytes, or Tensors
-            for body in bodies:
-                part = body.values[i] if isinstance(body, Body) else memoryview(body)[at:end]
-                parts.append(part if isinstance(part, Tensors) else memoryview(part))
-            at = end
+        rows = list(map(operator.methodcaller("fields", form), bodies))
+        parts: Sequence[Any]  # of one field, by payload
+        for got, (name, field), parts in zip(form, kind.fields.items(), zip(*rows)):
             layout = self.layouts.get(field.form)
             if layout is None:
-                columns.append([_unpack(field, part, form[i], name) for part in parts])
+                columns.append([_unpack(field, part, got, name) for part in parts])
                 continue
-            values: list[Tensors] = parts
-            if not isinstance(parts[0], Tensors):
+            if isinstance(parts[0], Tensors):
+                values = list(parts)
+            else:
                 chain = self.chains.get(field.kind)
                 base = self.base(field.kind, reference)
                 values = self._tensors(layout, chain, parts, base, past.of(name))
@@ -486,7 +391,7 @@ def _pack_field(form: str, value: Any) -> tuple[Buffer, list[tuple[str, str, lis
     else:
         named = {"x": value.x, "y": value.y}
     parts = [(key, NAMES[v.dtype], list(v.shape)) for key, v in named.items()]
-    return _join([_raw(v) for v in named.values()]), parts
+    return _join([tensor_bytes(v) for v in named.values()]), parts
 
 
 def _join(arrays: list[memoryview]) -> Buffer:
@@ -494,16 +399,6 @@ def _join(arrays: list[memoryview]) -> Buffer:
     if len(arrays[0]) == sum(map(len, arrays)):
         return arrays[0]
     return b"".join(arrays)
-
-
-def _raw(values: torch.Tensor) -> memoryview:
-    """A tensor's bytes, without a copy where it is contiguous on the CPU."""
-    if not values.numel():
-        return memoryview(b"")
-    flat = values.detach().cpu().contiguous().view(-1)
-    if flat.dtype == torch.bfloat16:
-        flat = flat.view(torch.int16)
-    return flat.numpy().data.cast("B")
 
 
 def floats(data: Buffer) -> torch.Tensor:

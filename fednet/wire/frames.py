@@ -24,7 +24,7 @@ import msgspec
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.ids import expand_ranges, ranges
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content
+from fednet.wire.body import Body
 
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
@@ -68,9 +68,7 @@ class MessageDecoder:
         bounded = tuple(kind for kind in kinds if kind not in _OPEN)
         self._read = msgspec.msgpack.Decoder(Union[bounded]).decode  # noqa: UP007
 
-    def __call__(
-        self, frames: Sequence[Any], most: int = m.PART
-    ) -> tuple[m.Message, Content | None]:
+    def __call__(self, frames: Sequence[Any], most: int = m.PART) -> tuple[m.Message, Body | None]:
         """The message and the body that came. most: bytes of a body. Raises RemoteProtocolError."""
         if not 1 <= len(frames) <= 2:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
@@ -88,10 +86,11 @@ class MessageDecoder:
             message = _looked_at(self._kinds, header)
         if len(frames) == 1:
             return message, None
-        body: Content = frames[1] if isinstance(frames[1], Body) else memoryview(frames[1])
-        if len(body) > most or not isinstance(message, m.WITH_BODY):
+        frame = frames[1]
+        body = frame if isinstance(frame, Body) else Body([frame])
+        if body.size > most or not isinstance(message, m.WITH_BODY):
             tag = message.__struct_config__.tag
-            raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
+            raise RemoteProtocolError(f"{tag}: a body of {body.size} bytes is not allowed here")
         return message, body
 
 

@@ -150,12 +150,12 @@ def _reply(mapping: JsonMapping) -> tuple[str, tuple[m.Reply, bytes]]:
     # FedAvg's, which has these two fields.
     up: Any = built.algorithm.exchanges[0].up
     encoded = built.up.encode(up(x=x, run=Run(1, 1, 2.0)))
-    body = bytes(encoded.body.whole())
+    body = bytes(encoded.body)
     reply = m.Reply(
         key=m.Key(0, 0, 0, 0),
         form=list(encoded.form),
         size=len(body),
-        check=encoded.body.check(),
+        check=encoded.body.digest(),
         seconds=0.001,
         split=[0.001, 0.0, 0.0],
     )

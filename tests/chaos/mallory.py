@@ -101,9 +101,9 @@ def reply(exp: Experiment, key: m.Key, weight: float) -> tuple[m.Reply, bytes]:
 
 
 def packed(key: m.Key, encoded: Encoded) -> tuple[m.Reply, bytes]:
-    body = bytes(encoded.body.whole())
+    body = bytes(encoded.body)
     form = list(encoded.form)
-    return m.Reply(key=key, form=form, size=len(body), check=encoded.body.check()), body
+    return m.Reply(key=key, form=form, size=len(body), check=encoded.body.digest()), body
 
 
 class Liar(Peer):

@@ -108,9 +108,9 @@ def refused(server: Liar, state: Path, **more) -> str:
 def message(exp, key: m.Key, down, **more) -> tuple[m.Task, bytes]:
     """Return the task that sends `down`, and its body."""
     encoded = exp.down.encode(down, Compression(lambda name: np.random.default_rng(0)))
-    body = bytes(encoded.body.whole())
+    body = bytes(encoded.body)
     form = list(encoded.form)
-    check = encoded.body.check()
+    check = encoded.body.digest()
     return m.Task(key=key, form=form, size=len(body), check=check, **more), body
 
 

@@ -36,6 +36,7 @@ from fednet.server.inbox import Inbox
 from fednet.server.rows import on_disk
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 from tests.books import journal_in
 from tests.rooms import hashes, run
 
@@ -103,7 +104,7 @@ def spool(draw: random.Random, folder: Path) -> Reader:
         )
         conns = b"down", b"up"
         record = Accepted(message, *conns, (bytes(16), "0-0-0"), {"host": "h"})
-        made.take([(record, memoryview(data))])
+        made.take([(record, Body([data]))])
     journal.flush()
     journal.close()
 

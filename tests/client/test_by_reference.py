@@ -9,7 +9,7 @@ import pytest
 import fednet
 from fednet.errors import ConfigError, FednetError
 from fednet.launch import in_process
-from fednet.wire import codec
+from fednet.wire import body as bodies
 from fednet.wire.messages import PART
 from tests.processes import lines
 
@@ -45,7 +45,7 @@ SAME = ("model_sha256", "clients_sha256", "train_loss", "test_loss", "useful", "
 def test_tensors_handed_over_give_the_results_and_the_books_of_bytes(
     changes, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(codec, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bodies, "SMALL_BYTES", 0)
     handed = fednet.run({**BASE, **changes}, in_process=True, out=tmp_path / "handed")
     monkeypatch.setattr(in_process, "WHOLE", PART)
     sent = fednet.run({**BASE, **changes}, in_process=True, out=tmp_path / "sent")
@@ -83,7 +83,7 @@ class Own(Algorithm):
 
 def own(folder, monkeypatch, small, body, x="done.x", pack=1, **changes):
     """A run in one process of a method with this body."""
-    monkeypatch.setattr(codec, "SMALL_BYTES", small)
+    monkeypatch.setattr(bodies, "SMALL_BYTES", small)
     file = folder / "own.py"
     name = folder.name.lower()
     file.write_text(METHOD.format(name=name, body="\n        ".join(body), x=x))

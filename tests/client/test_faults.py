@@ -12,7 +12,7 @@ from fednet.client.worker import EncodedReply
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 
 KEY = m.Key(1, 0, 0, 0)
 PART = 8
@@ -36,7 +36,7 @@ def trained(steps, body=b"abcd"):
             step("training", done, steps)
         heard.append("replied")
         return EncodedReply(
-            m.Reply(key=KEY, form=[], size=len(body), check=Body([body]).check()), Body([body])
+            m.Reply(key=KEY, form=[], size=len(body), check=Body([body]).digest()), Body([body])
         )
 
     return work, heard
@@ -69,8 +69,8 @@ def test_a_client_crashes_in_the_middle_of_its_training_or_after_one_without_ste
 def test_a_reply_is_corrupted_in_one_byte_after_its_digest_was_taken():
     work, _ = trained(0)
     reply = PlannedFaults({"corrupt": 0.0}).around(work, crash)(lambda *stage: None)
-    assert bytes(reply.body.whole()) == b"ab\x9cd"
-    assert reply.reply.check == Body([b"abcd"]).check()
+    assert bytes(reply.body) == b"ab\x9cd"
+    assert reply.reply.check == Body([b"abcd"]).digest()
 
 
 def test_a_slow_client_takes_so_many_times_as_long_and_a_delay_comes_on_top(monkeypatch):

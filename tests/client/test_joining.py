@@ -24,7 +24,7 @@ from fednet.records import mb
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import site, told
 from tests.processes import Federation
@@ -173,7 +173,7 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     key = m.Key(1, 0, 0, 7, "train")
     body = Body([bytes(2_000_000)])
     left = weakref.ref(body)
-    given = DoTask(m.Task(key=key, form=[], size=0, check=b""), memoryview(b""))
+    given = DoTask(m.Task(key=key, form=[], size=0, check=b""), Body())
     reply = m.Reply(key=key, form=[], size=2_000_000)
     lines = RoundLines()
     said = []

@@ -13,6 +13,7 @@ from fednet.journal.journal import Journal
 from fednet.journal.link import NOBODY, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 from fednet.wire.frames import encode
 from tests.books import each, open_accounts
 
@@ -77,7 +78,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
     key = m.Key(2, 0, 1, 5, purpose)
     n = ends.up(reply(key=key))
     n += sum(
-        ends.up(m.Part(key=key, index=i), memoryview(bytes(size)))
+        ends.up(m.Part(key=key, index=i), Body([bytes(size)]))
         for i, size in ((0, 5), (1, 5), (2, 2))
     )
     ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
@@ -94,8 +95,8 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
 
 def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
     ends = Ends(part=5)
-    n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), memoryview(bytes(5)))
-    again = ends.up(m.Part(key=KEY, index=1), memoryview(bytes(5)), "doubled")
+    n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]))
+    again = ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]), "doubled")
     ends.server.settle(b"c", "up", KEY, True)
     kinds = {"state": 3, "statistics": 2}
     found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
@@ -134,9 +135,9 @@ def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
 
 def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     ends = Ends()
-    ends.up(reply(), memoryview(bytes(12)))
-    ends.up(reply(key=m.Key(2, 0, 1, 6)), memoryview(bytes(12)))
-    ends.server.send(b"c", m.Task(key=KEY, form=FORM, size=12), memoryview(bytes(12)))
+    ends.up(reply(), Body([bytes(12)]))
+    ends.up(reply(key=m.Key(2, 0, 1, 6)), Body([bytes(12)]))
+    ends.server.send(b"c", m.Task(key=KEY, form=FORM, size=12), Body([bytes(12)]))
     ends.server.closed(b"c", awaited=True)
     assert ends.down_rows == []
     ends.server.closed(b"c")
@@ -182,7 +183,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
         whole = Ends(m.WHOLE)
         cut = Ends()
         body = memoryview(bytes(size))
-        whole.up(message, body)
+        whole.up(message, Body([body]))
         cut.up(message)
         window = Receiving(size, m.PART)
         for index in range(-(-size // m.PART)):
@@ -191,7 +192,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
                 pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])
                 cut.server.send(b"c", pull)
                 cut.client.record_received(b"c", pull, None, cut.wire.pop())
-            part = body[index * m.PART : (index + 1) * m.PART]
+            part = Body([body[index * m.PART : (index + 1) * m.PART]])
             cut.up(m.Part(run="r", inc=1, key=KEY, index=index), part)
             window.take(index, part)
         for ends in (whole, cut):
@@ -219,13 +220,13 @@ def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
 # -- whatever crosses ------------------------------------------------------------------------------
 CONNS = (b"c", b"d")
 KEYS = (KEY, m.Key(2, 0, 0, 6), m.Key(2, 1, 0, 5, "evaluate"))
-BODY = memoryview(bytes(12))
-MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, memoryview | None]]] = {
+BODY = Body([bytes(12)])
+MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, Body | None]]] = {
     "task": lambda key: (m.Task(key=key, form=FORM, size=12), BODY),
     "reply": lambda key: (reply(key=key), BODY),
     "announcement": lambda key: (reply(key=key), None),
-    "part": lambda key: (m.Part(key=key, index=0), BODY[:5]),
-    "last part": lambda key: (m.Part(key=key, index=2), BODY[:2]),
+    "part": lambda key: (m.Part(key=key, index=0), BODY.slice(0, 5)),
+    "last part": lambda key: (m.Part(key=key, index=2), BODY.slice(0, 2)),
     "pull": lambda key: (m.Pull(key=key, first=0, count=1), None),
     "cancel": lambda key: (m.Cancel(key=key), None),
     "failed": lambda key: (m.Failed(key=key, reason="x"), None),

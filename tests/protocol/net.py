@@ -17,7 +17,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.transport.framing import framing
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 
 PART = 8
 GREETING = (107, 107)
@@ -29,7 +29,7 @@ def form(size: int, kind: str = "state") -> list[m.Field]:
 
 def spec(client: int, size: int = 5, cost: int = 0, **more) -> TaskSpec:
     body = Body([bytes([client]) * size])
-    return TaskSpec(client, form(size), body, body.check(), cost, **more)
+    return TaskSpec(client, form(size), body, body.digest(), cost, **more)
 
 
 def machine(run: str, inc: int, clients: int, **options) -> ServerProtocol:
@@ -115,7 +115,7 @@ class Site:
             key=key,
             form=form(len(payload), kind),
             size=len(payload),
-            check=body.check(),
+            check=body.digest(),
             **more,
         )
         self.do(self.protocol.reply(reply, body))
@@ -160,7 +160,7 @@ class Net:
                 if i.offset == 0:
                     self.spool[i.key] = bytearray()
                 assert len(self.spool[i.key]) == i.offset
-                self.spool[i.key] += i.data
+                self.spool[i.key] += i.data.to_bytes()
             elif isinstance(i, s.Arrived):
                 key = i.reply.key
                 payload = bytes(self.spool.pop(key) if i.body is None else i.body)

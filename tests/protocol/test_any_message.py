@@ -15,7 +15,7 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import HangUp, Send
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.frames import encode
 from tests.protocol.net import PART, Net, Site, form, spec
 
@@ -81,7 +81,7 @@ FROM_SERVER: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
 # Raises KeyError for a kind of message that is not above.
 SAID_BY_CLIENTS = st.one_of([FROM_CLIENT[kind] for kind in m.FROM_CLIENT])
 SAID_BY_SERVERS = st.one_of([FROM_SERVER[kind] for kind in m.FROM_SERVER])
-BODIES = st.one_of(st.none(), SIZES.map(lambda n: memoryview(bytes(n))))
+BODIES = st.one_of(st.none(), SIZES.map(lambda n: Body([bytes(n)])))
 
 
 def worked(site: Site) -> Callable[[], None]:

@@ -21,7 +21,7 @@ from fednet.protocol.client import (
 )
 from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.frames import decode_from_client, encode
 from tests.protocol.net import form
 
@@ -53,17 +53,17 @@ def ready(slots=1, **more) -> ClientProtocol:
 
 def working(size=3) -> ClientProtocol:
     c = ready()
-    c.received(task(size), memoryview(bytes(size)), 0.0)
+    c.received(task(size), Body([bytes(size)]), 0.0)
     return c
 
 
 def give(c, t=None, data=b"abc") -> list:
     """The server sends a task with its payload; without one: data is None."""
-    return c.received(t or task(), None if data is None else memoryview(data), 0.0)
+    return c.received(t or task(), None if data is None else Body([data]), 0.0)
 
 
 def part(c, k=None, index=0, data=bytes(m.PART)) -> list:
-    return c.received(m.Part(run="r", inc=1, key=k or key(), index=index), memoryview(data), 0.0)
+    return c.received(m.Part(run="r", inc=1, key=k or key(), index=index), Body([data]), 0.0)
 
 
 def pull(c, first=0, count=1, inc=1) -> list:
@@ -99,8 +99,8 @@ def restarted() -> ClientProtocol:
 def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     c = restarted()
     again = task(3, inc=2, faults=[m.Fault("pace", 2.0)])  # at its device's pace, as before
-    assert c.received(again, memoryview(bytes(3)), 2.0) == [Booked("down", key())]
-    assert c.received(again, memoryview(bytes(3)), 2.0) == [Stray("doubled")]
+    assert c.received(again, Body([bytes(3)]), 2.0) == [Booked("down", key())]
+    assert c.received(again, Body([bytes(3)]), 2.0) == [Stray("doubled")]
     assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
 
 
@@ -114,7 +114,7 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
     c.opened(2.0)
     second = msgspec.structs.replace(WELCOME, inc=2)
     assert [type(x) for x in sent(c.received(second, None, 2.0))] == [m.Ready]
-    out = c.received(task(3, inc=2), memoryview(bytes(3)), 2.0)
+    out = c.received(task(3, inc=2), Body([bytes(3)]), 2.0)
     assert [type(x) for x in sent(out)] == [m.Reply]
     assert [x.index for x in sent(pull(c, 0, 2, inc=2))] == [0, 1]
 
@@ -143,16 +143,16 @@ def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
 
 def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
     c = working()
-    out = c.received(task(key=m.Key(1, 1, 0, 1)), memoryview(bytes(3)), 0.0)
+    out = c.received(task(key=m.Key(1, 1, 0, 1)), Body([bytes(3)]), 0.0)
     assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
 
 
 def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
     c = working()
     c.beside = True
-    out = c.received(task(key=m.Key(2, 0, 0, 1)), memoryview(bytes(3)), 0.0)
+    out = c.received(task(key=m.Key(2, 0, 0, 1)), Body([bytes(3)]), 0.0)
     assert Cancelled not in map(type, out)
-    out = c.received(task(key=m.Key(2, 0, 0, 0)), memoryview(bytes(3)), 0.0)
+    out = c.received(task(key=m.Key(2, 0, 0, 0)), Body([bytes(3)]), 0.0)
     assert [i for i in out if isinstance(i, Cancelled)] == [Cancelled(key())]
 
 
@@ -170,7 +170,7 @@ def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_no
 
 def test_a_payload_is_let_go_of_once_its_task_is_done():
     c = ready()
-    payload = memoryview(bytes(3))
+    payload = Body([bytes(3)])
     c.received(task(3), payload, 0.0)
     held = weakref.ref(payload)
     del payload
@@ -192,14 +192,14 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
 )
 def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(other):
     c = restarted()
-    out = c.received(task(3, inc=2, **other), memoryview(b"abc"), 2.0)
+    out = c.received(task(3, inc=2, **other), Body([b"abc"]), 2.0)
     assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
 
 
 def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
     c = restarted()
     c.failed(key(), "no data", False)  # before the server has begun, which drops it as late
-    out = c.received(task(3, inc=2), memoryview(b"abc"), 2.0)
+    out = c.received(task(3, inc=2), Body([b"abc"]), 2.0)
     assert [type(i) for i in out] == [Booked, DoTask]
 
 
@@ -238,7 +238,7 @@ def test_another_run_is_prepared_anew_before_anything_is_ready():
 def test_message_that_breaks_the_protocol_changes_nothing(message, body):
     c = ready()
     with pytest.raises(RemoteProtocolError):
-        c.received(message, None if body is None else memoryview(body), 0.0)
+        c.received(message, None if body is None else Body([body]), 0.0)
     assert c.task_state(key()) is ClientTaskState.GONE
 
 
@@ -248,7 +248,7 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
 )
 def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(message, body):
     c = ready()
-    out = c.received(message, None if body is None else memoryview(body), 0.0)
+    out = c.received(message, None if body is None else Body([body]), 0.0)
     assert out[0] == Stray("refused")
     (failed,) = sent(out)
     assert (failed.key, failed.again, failed.run) == (key(), True, "r")
@@ -512,7 +512,9 @@ def test_a_payload_is_in_memory_of_the_clients_own():
     sent_from[:] = b"\1" * len(sent_from)
     assert bytes(given.body) == bytes(len(sent_from))
     beside = memoryview(bytearray(3))
-    (given,) = [i for i in c.received(task(3, key=key(1)), beside, 0.0) if isinstance(i, DoTask)]
+    (given,) = [
+        i for i in c.received(task(3, key=key(1)), Body([beside]), 0.0) if isinstance(i, DoTask)
+    ]
     beside[:] = b"abc"
     assert bytes(given.body) == bytes(3)
 

@@ -12,11 +12,12 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 from tests.protocol.net import form, spec
 from tests.protocol.test_server import ready, say, server
 
 CLIENTS = 12
-BODY = memoryview(b"abc")
+BODY = Body([b"abc"])
 
 
 def idle(one: ServerProtocol) -> list[tuple[int, str]]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState, WorkerState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from tests.books import open_accounts, useful
 from tests.protocol.net import PART, Net, form, machine, spec
 from tests.protocol.test_handing import idle
@@ -92,7 +92,7 @@ def of_one_broadcast(net: Net, clients: int, slots: int):
     """A process that hosts all these clients, whose tasks have the same payload."""
     site = net.site("w", list(range(clients)), slots=slots)
     body = Body([bytes(k % 200 for k in range(SIZE))])
-    same = {"body": body, "form": form(SIZE), "check": body.check()}
+    same = {"body": body, "form": form(SIZE), "check": body.digest()}
     net.begin([replace(spec(c), **same) for c in range(clients)])
     return site
 
@@ -208,7 +208,7 @@ def test_a_task_of_which_a_part_was_lost_on_its_way_is_asked_for_anew():
     site.down.append((*header, body[:-1]))
     net.settle()
     assert [k.attempt for k in site.given] == [1]
-    assert bytes(next(iter(site.given.values())).body) == bytes(5)
+    assert bytes(next(iter(site.given.values())).body.to_bytes()) == bytes(5)
     site.answer(next(iter(site.given)), b"answer")
     net.settle()
     assert [r["useful"] for r in rows(net.rows, "task")] == [False, True]
@@ -276,7 +276,9 @@ class Federation(RuleBasedStateMachine):
         if self.alike:  # a broadcast, beside one that is a client's own
             body = Body([bytes(range(self.round, self.round + 45))])
             for i in (0, 2, 3):
-                self.specs[i] = replace(self.specs[i], form=form(45), body=body, check=body.check())
+                self.specs[i] = replace(
+                    self.specs[i], form=form(45), body=body, check=body.digest()
+                )
         self.net.done.clear()
         self.net.begin(list(self.specs.values()), self.rules, self.round)
 

@@ -25,7 +25,7 @@ from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from tests.protocol.net import form, machine, spec
 
 READY = m.Ready(run="r", inc=1, layout="L")
@@ -34,6 +34,9 @@ ALIVE = m.Alive(run="r", inc=1)
 
 def server(clients: int = 4, **options) -> ServerProtocol:
     return machine("r", 1, clients, **options)
+
+
+BODY = Body([b"abc"])
 
 
 def say(s, conn, message, now=0.0, body=None, user=None) -> list:
@@ -70,7 +73,7 @@ def reply(client=0, size=3, attempt=0, **more) -> m.Reply:
 
 
 def replies(s, conn, client, now=0.0, **more) -> list:
-    return say(s, conn, reply(client, **more), now, memoryview(b"abc"))
+    return say(s, conn, reply(client, **more), now, BODY)
 
 
 def answer(s, conn, client, now=0.0, attempt=0) -> list:
@@ -81,7 +84,7 @@ def answer(s, conn, client, now=0.0, attempt=0) -> list:
 
 def part(s, conn, client=0, index=0, now=0.0, data=bytes(m.PART), **more) -> list:
     message = m.Part(run="r", inc=1, key=key(client, **more), index=index)
-    return say(s, conn, message, now, memoryview(data))
+    return say(s, conn, message, now, Body([data]))
 
 
 def fails(s, conn, client=0, attempt=0, reason="x", now=0.0, **more) -> list:
@@ -133,7 +136,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     (task,) = sent(say(s, b"1", READY), m.Task)
     assert (task.key, task.size) == (key(), 5)
     got = replies(s, b"1", 0)
-    whole = Arrived(reply(), "w", up_conn=b"1", down_conn=b"1", body=memoryview(b"abc"))
+    whole = Arrived(reply(), "w", up_conn=b"1", down_conn=b"1", body=BODY)
     assert got == [whole]
     assert s.accept(key(), 1.0) == [Resolved(key(0))]
 
@@ -331,7 +334,7 @@ def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_i
 
 def test_an_empty_reply_is_whole_with_its_announcement():
     out = say(begun(), b"1", reply(size=0))
-    assert [(type(i), i.body) for i in out] == [(Arrived, b"")]
+    assert [(type(i), i.body.size) for i in out] == [(Arrived, 0)]
 
 
 def test_who_says_twice_that_it_is_ready_is_ready_once():
@@ -362,7 +365,7 @@ def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
 )
 def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
     s = begun()
-    out = say(s, b"1", message, body=None if body is None else memoryview(body))
+    out = say(s, b"1", message, body=None if body is None else Body([body]))
     assert out[0] == Stray("refused")
     assert [t.key for t in sent(out, m.Task)] == [key(attempt=1)]
 

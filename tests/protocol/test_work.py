@@ -6,7 +6,7 @@ import pytest
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.transfers import WINDOW, Receiving, Sending
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from tests.protocol.net import PART
 
 
@@ -26,7 +26,7 @@ def test_a_sender_sends_up_to_where_its_receiver_is_gone(until, sent):
     first, count = Receiving(3 * PART, PART).grant()
     parts = sending.pulled(first, count)
     assert [len(data) for _, data in parts] == sent
-    assert b"".join(bytes(data) for _, data in parts) == body[:until]
+    assert b"".join(data.to_bytes() for _, data in parts) == body[:until]
     assert sending.cut
     assert not sending.whole
 
@@ -34,16 +34,16 @@ def test_a_sender_sends_up_to_where_its_receiver_is_gone(until, sent):
 def test_a_part_that_is_short_is_refused_and_changes_nothing():
     receiving = Receiving(3 * PART, PART)
     receiving.grant()
-    part = memoryview(bytes(PART))
+    part = Body([bytes(PART)])
     for index in range(2):
         with pytest.raises(RemoteProtocolError, match=f"of 3 bytes, expected part {index}"):
-            receiving.take(index, part[:3])
+            receiving.take(index, part.slice(0, 3))
         assert receiving.take(index, part) == index * PART
 
 
 def test_a_part_that_was_not_granted_is_refused():
     window = Receiving(6 * PART, PART)
-    body = memoryview(bytes(PART))
+    body = Body([bytes(PART)])
     assert window.grant() == (0, WINDOW)
     for index in range(WINDOW):
         assert window.take(index, body) == index * PART

@@ -17,6 +17,7 @@ from fednet.loading import WrongPart
 from fednet.server.inbox import HeldMemory, ReceivedReply, SentModels, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 from fednet.wire.codec import Codec
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.values import Half
@@ -51,7 +52,7 @@ def admit(w, mask, exempt=frozenset(), chains=None):
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
     decoder(exp, SentModels(), lambda client: None, lambda client: (0, 0))(
         [ReceivedReply(Accepted(message, b"", b""), message, HeldMemory(0), Journal(print))],
-        [memoryview(bytes(sent.body.whole()))],
+        [Body([bytes(sent.body)])],
     )
 
 

@@ -13,7 +13,7 @@ from fednet.protocol.tasks import Rules
 from fednet.protocol.transfers import WINDOW
 from fednet.server.faulty import FaultyServerProtocol, FaultySpec
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from tests.protocol.net import form
 from tests.protocol.test_server import fails, key, of, part, ready, reply, say, sent
 
@@ -32,7 +32,7 @@ def spec(client: int, *kinds: str, lost: str = "", amount: float = 0.5, **more) 
     faults = [m.Fault(kind, 0.5) for kind in kinds]
     if lost:
         faults.append(m.Fault(lost, amount))
-    return FaultySpec(client, form(5), body, body.check(), faults=faults, lost=lost, **more)
+    return FaultySpec(client, form(5), body, body.digest(), faults=faults, lost=lost, **more)
 
 
 def begun(*specs: FaultySpec, **rules) -> FaultyServerProtocol:
@@ -105,7 +105,7 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     s = begun(spec(0, lost=silent, cost=9), spec(1, lost=cut, cost=8), spec(2), spec(3))
     # The worker forgot the first, which is at the head of its queue as far as the server knows.
     assert s.roster.workers["w"].queue == [0, 1]
-    out = say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab"))
+    out = say(s, b"1", reply(1, size=4), 2.0, Body([b"ab"]))
     assert sent(out, m.Pull) == []
     assert s.roster.workers["w"].queue == [0, 2]  # it is free for the next one
     assert ends(s.tick(3.0)) == [Resolved(key(0), f"lost: {silent}")]
@@ -158,7 +158,7 @@ def test_after_the_part_in_which_an_upload_is_cut_no_other_is_taken():
 def test_an_upload_that_is_short_elsewhere_than_at_its_cut_is_refused(small, came):
     s = begun(spec(0, lost="drop_during_upload"))
     if small:
-        out = say(s, b"1", reply(0, size=4), body=memoryview(bytes(came)))
+        out = say(s, b"1", reply(0, size=4), body=Body([bytes(came)]))
     else:
         say(s, b"1", reply(0, size=4 * PART + 4))  # cut after two parts and two bytes
         for index in range(2):
@@ -177,6 +177,6 @@ def test_a_cut_reply_that_is_not_as_declared_is_refused(wrong):
     s = server(declared=declared)
     ready(s)
     s.begin(1, 0, "train", [spec(0, lost="drop_during_upload")], Rules(), 0.0)
-    out = say(s, b"1", reply(0, size=4, form=wrong), body=memoryview(b"ab"))
+    out = say(s, b"1", reply(0, size=4, form=wrong), body=Body([b"ab"]))
     assert refusals(out) == ["reply"]
     assert ends(s.tick(3.0)) == [Resolved(key(0), "lost: drop_during_upload")]

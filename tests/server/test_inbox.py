@@ -27,8 +27,9 @@ from fednet.journal.events import Accepted
 from fednet.server import inbox
 from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.tensors import Layout, Tensors
+from fednet.wire import body as bodies
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Content
+from fednet.wire.body import Body
 from fednet.wire.messages import Field, Key
 from tests.books import journal_in
 
@@ -43,7 +44,7 @@ LAYOUT = Layout.of(torch.nn.Linear(9, 1))  # 40 bytes
 Place = tuple[int, int, int]  # round, phase and client
 # The key, what comes (None: it was stored), its bytes, their number before compression, and what is
 # wrong with it.
-Arriving = tuple[Key, Content | None, bytes, int, str]
+Arriving = tuple[Key, Body | None, bytes, int, str]
 
 
 def place_of(key: Key) -> Place:
@@ -54,6 +55,7 @@ def place_of(key: Key) -> Place:
 def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inbox, "SMALL_BYTES", SMALL)
+        patch.setattr(bodies, "SMALL_BYTES", SMALL)
         patch.setattr(inbox, "HELD_BYTES", HELD)
         patch.setattr(inbox, "SPARE_BYTES", SPARE)
         yield
@@ -67,10 +69,6 @@ class Coming:
         self.raw = raw  # bytes before compression
         self.got = 0
         self.late = False  # its round is over
-
-
-def bytes_of(payload: Content) -> bytes:
-    return bytes(payload.whole() if isinstance(payload, Body) else payload)
 
 
 class Replies(RuleBasedStateMachine):
@@ -112,8 +110,8 @@ class Replies(RuleBasedStateMachine):
         self.taken: list[tuple[ReceivedReply, bytes]] = []  # by this server, with their payloads
         self.read: list[tuple[memoryview, bytes]] = []  # what somebody holds, and what it was
 
-    def decode(self, replies: Sequence[ReceivedReply], bodies: Sequence[Content]) -> Any:
-        found = [bytes_of(body) for body in bodies]
+    def decode(self, replies: Sequence[ReceivedReply], bodies: Sequence[Body]) -> Any:
+        found = [bytes(body) for body in bodies]
         if self.refused.intersection(found):
             raise RemoteProtocolError("not as declared")
         return found
@@ -148,8 +146,7 @@ class Replies(RuleBasedStateMachine):
         first, data = self.accepted[sorted(self.accepted)[which % len(self.accepted)]]
         if then == "is read":
             found = self.inbox.earlier_replies(first.round, first.phase)[first.client].body()
-            assert isinstance(found, memoryview)
-            self.read.append((found, data))
+            self.read.append((found.to_bytes(), data))
         key, other = self.next_key(first.phase, first.client)
         if first.round > self.over:
             key = Key(first.round, key.phase, key.attempt, key.client)
@@ -189,7 +186,7 @@ class Replies(RuleBasedStateMachine):
 
     def send(self, key: Key, part: int) -> None:
         coming = self.coming[key]
-        piece = memoryview(coming.data)[coming.got : coming.got + part]
+        piece = Body([coming.data[coming.got : coming.got + part]])
         self.inbox.store(key, coming.got, piece, len(coming.data))
         coming.got += len(piece)
 
@@ -199,7 +196,7 @@ class Replies(RuleBasedStateMachine):
         key = self.one(which)
         coming = self.coming[key]
         with pytest.raises(StateError, match=f"{coming.got} bytes are there, the next come at"):
-            self.inbox.store(key, coming.got + 1, memoryview(b"x"), len(coming.data))
+            self.inbox.store(key, coming.got + 1, Body([b"x"]), len(coming.data))
         if coming.got < len(coming.data):
             self.send(key, part)
 
@@ -233,7 +230,7 @@ class Replies(RuleBasedStateMachine):
             key, data = self.next_key(phase, client)
             data = data[:size]
             self.drop_others(key)
-            arriving = key, memoryview(data), data, (4 if raw else 1) * size, wrong
+            arriving = key, Body([data]), data, (4 if raw else 1) * size, wrong
             whole.setdefault(place_of(key), arriving)
         self.take(list(whole.values()))
 
@@ -245,7 +242,7 @@ class Replies(RuleBasedStateMachine):
         x.vector.fill_(self.attempts)
         body = Body([x])
         self.drop_others(key)
-        self.take([(key, body, bytes_of(body), len(body), "refused" if wrong else "")])
+        self.take([(key, body, bytes(body), len(body), "refused" if wrong else "")])
 
     def take(self, several: Sequence[Arriving]) -> None:
         before = self.held
@@ -255,15 +252,17 @@ class Replies(RuleBasedStateMachine):
             if wrong == "refused" and data:
                 self.refused.add(data)
             check = digest([data + b"?" if wrong == "damaged" else data])
-            if isinstance(body, Body):  # which come without a digest
+            if body is not None and body.by_reference:  # which come without a digest
                 check = b""
             arrived.append(self.arrived(key, len(data), raw, check, body))
         results = self.inbox.take(arrived)
         self.refused.clear()
         for (key, body, data, raw, wrong), reply in zip(several, results):
             room = len(several) == 1 and before + max(len(data), raw) <= HELD
-            in_memory = isinstance(body, Body) and before + len(data) <= HELD
-            in_file = not in_memory and (not isinstance(body, memoryview) or len(data) > SMALL)
+            stored = body is None  # in parts
+            by_reference = body is not None and body.by_reference
+            in_memory = by_reference and before + len(data) <= HELD
+            in_file = not in_memory and (stored or by_reference or len(data) > SMALL)
             if in_file:
                 self.changes_file(key)
             if isinstance(reply, Exception):
@@ -284,8 +283,8 @@ class Replies(RuleBasedStateMachine):
         self.flush()
 
     def arrived(
-        self, key: Key, size: int, raw: int, check: bytes, body: Content | None = None
-    ) -> tuple[Accepted, Content | None]:
+        self, key: Key, size: int, raw: int, check: bytes, body: Body | None = None
+    ) -> tuple[Accepted, Body | None]:
         message = m.Reply(
             key=key,
             form=[Field("x", "state", size, raw)],
@@ -307,13 +306,12 @@ class Replies(RuleBasedStateMachine):
         key = reply.message.key
         there = self.accepted.get(place_of(key)) == (key, data)
         if reply.data is None and there:
-            body = reply.body()
-            assert isinstance(body, memoryview)
+            body = reply.body().to_bytes()
             if keep:
                 self.read.append((body, data))
-            else:
+            elif data:
                 body[:] = bytes(len(body))  # its bytes are the reader's own
-                assert bytes_of(reply.body()) == data
+                assert bytes(reply.body()) == data
 
     @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 9))
@@ -428,7 +426,7 @@ class Replies(RuleBasedStateMachine):
                 }
                 found = self.inbox.earlier_replies(round, phase)
                 assert {
-                    client: (reply.message.key, bytes_of(reply.body()))
+                    client: (reply.message.key, bytes(reply.body()))
                     for client, reply in found.items()
                 } == wanted
                 assert all(r.message.reported == {"drift": 0.5} for r in found.values())

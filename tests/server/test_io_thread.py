@@ -36,7 +36,7 @@ from fednet.transport.inproc import Inproc
 from fednet.transport.zeromq.client import ZmqClient
 from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.frames import encode
 from tests.books import journal_in, open_accounts, useful
 from tests.transport.relays import Flipping
@@ -61,7 +61,7 @@ class Work:
             form.append(m.Field("counts", "accuracy", 4, 4))
             values.append(b"fine")
         sent = Body(values)
-        reply = m.Reply(key=task.key, form=form, size=sent.size, check=sent.check())
+        reply = m.Reply(key=task.key, form=form, size=sent.size, check=sent.digest())
         return EncodedReply(reply, sent)
 
 
@@ -133,7 +133,7 @@ class Both:
     def phase(self, size: int, ended: str = "") -> None:
         body = Body([bytes(size)])
         specs = [
-            TaskSpec(i, [m.Field("x", "state", size, size)], body, body.check(), evaluates=True)
+            TaskSpec(i, [m.Field("x", "state", size, size)], body, body.digest(), evaluates=True)
             for i in range(2)
         ]
         self.clients.open((1, 0, "train"), specs)
@@ -431,7 +431,7 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
 
     def next_round(round: int, **cut) -> None:
         form = [m.Field("x", "state", 10, 10)]
-        check = body.check()
+        check = body.digest()
         specs = [FaultySpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
         clients.open((round, 0, "train"), specs)
         for _ in range(2):
@@ -520,7 +520,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     monkeypatch.setattr(io.protocol, "accept", lambda key, now, evaluation: [])
     both.client_transport.close()
     where = {
-        "body": memoryview(b"abc"),
+        "body": Body([b"abc"]),
         "up_conn": b"another",
         "down_conn": b"another",
         f"{over}_conn": last,

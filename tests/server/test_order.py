@@ -16,7 +16,7 @@ from fednet.protocol.tasks import TaskSpec
 from fednet.transport.framing import framing
 from fednet.transport.inproc import Inproc, InprocServer
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
+from fednet.wire.body import Body
 from fednet.wire.frames import encode
 from tests.processes import lines
 from tests.rooms import run

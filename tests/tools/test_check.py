@@ -10,7 +10,7 @@ from fednet.config import from_mapping
 from fednet.errors import CannotGoOn, ConfigError, FednetError
 from fednet.experiment.build import build
 from fednet.tools import check
-from fednet.wire import codec
+from fednet.wire.body import SMALL_BYTES
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_method_that_writes_to_what_it_was_sent_by_way_of_data_is_refused(chec
 
 
 def test_methods_are_tried_with_a_model_whose_tensors_are_handed_over():
-    assert build(from_mapping(check.SMALL)).setting.initial.layout.nbytes > codec.SMALL_BYTES
+    assert build(from_mapping(check.SMALL)).setting.initial.layout.nbytes > SMALL_BYTES
 
 
 def test_method_whose_memory_a_kill_loses_is_refused(checked):

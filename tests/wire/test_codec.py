@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Codec, Compression, not_finite
+from fednet.wire.body import Body
+from fednet.wire.codec import Codec, Compression, not_finite
 from fednet.wire.compress import parse
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import (
@@ -127,7 +128,11 @@ def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, sample
         declared = Everything.fields[f.name]
         assert codec.size_of(declared.kind, declared.form, None) == (f.size, f.size)
     decoded = codec.decode(
-        Everything, encoded.form, bytearray(encoded.body.whole()), reference, fill=tensors(seed)
+        Everything,
+        encoded.form,
+        Body([bytearray(encoded.body.to_bytes())]),
+        reference,
+        fill=tensors(seed),
     )
     for name, field in Everything.fields.items():
         seen = getattr(encoded.seen, name)
@@ -149,7 +154,7 @@ def test_payloads_that_are_decoded_together_are_those_decoded_one_by_one(buffers
     fill = tensors(9)
     sent = [codec.encode(everything(seed)) for seed in range(3)]
     form = sent[0].form
-    bodies = [bytearray(one.body.whole()) for one in sent]
+    bodies = [Body([bytearray(one.body.to_bytes())]) for one in sent]
     together = codec.decode_all(Everything, form, bodies, fill=fill)
     for body, payload in zip(bodies, together):
         alone = codec.decode(Everything, form, body, fill=fill)
@@ -160,7 +165,7 @@ def test_payloads_that_are_decoded_together_are_those_decoded_one_by_one(buffers
 def test_of_payloads_decoded_together_each_may_be_written_to():
     codec = Codec(LAYOUT, {})
     sent = [codec.encode(everything(seed)) for seed in range(2)]
-    bodies = [bytes(one.body.whole()) for one in sent]
+    bodies = [Body([bytes(one.body)]) for one in sent]
     first, second = codec.decode_all(Everything, sent[0].form, bodies)
     first.x.vector.zero_()
     assert same(second.x, everything(1).x)
@@ -196,7 +201,7 @@ def test_broadcast_is_compressed_once():
     down = Down(x=tensors(1))
     rng = np.random.default_rng(0)
     one, two = (codec.encode(down, Compression(lambda name: rng, cache=cache)) for _ in range(2))
-    assert bytes(one.body.whole()) == bytes(two.body.whole())
+    assert bytes(one.body) == bytes(two.body)
     assert torch.equal(one.seen.x.vector, two.seen.x.vector)
     # and remembered for each client, where both ends remember
     codec = Codec(LAYOUT, {"state": parse(["delta", "topk(0.5)"])})
@@ -216,13 +221,13 @@ def test_body_is_read_in_ranges_as_if_it_were_one(segments, a, b):
     start = min(a, b, len(whole))
     end = min(max(a, b), len(whole))
     assert bytes(body.slice(start, end)) == whole[start:end]
-    assert bytes(body.whole()) == whole
+    assert bytes(body) == whole
 
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_a_payloads_check_is_that_of_its_bytes_however_they_are_cut(segments):
-    assert Body(segments).check() == Body([b"".join(segments)]).check()
+    assert Body(segments).digest() == Body([b"".join(segments)]).digest()
 
 
 # -- what is not what it should be -----------------------------------------------------------------
@@ -235,7 +240,7 @@ def test_values_that_are_not_finite_are_refused(value, where, items):
     getattr(bad, where)[1] = value
     encoded = codec.encode(Up(dy=bad))
     with pytest.raises(RemoteProtocolError):
-        codec.decode(Up, encoded.form, bytearray(encoded.body.whole()))
+        codec.decode(Up, encoded.form, Body([bytearray(encoded.body.to_bytes())]))
 
 
 class Up(Payload):
@@ -252,7 +257,7 @@ def test_sum_that_overflows_is_no_reason_to_refuse():
     big = tensors(0)
     big.vector.fill_(3e38)
     encoded = codec.encode(Up(dy=big))
-    assert same(codec.decode(Up, encoded.form, bytearray(encoded.body.whole())).dy, big)
+    assert same(codec.decode(Up, encoded.form, Body([bytearray(encoded.body.to_bytes())])).dy, big)
 
 
 def test_buffer_that_was_not_finite_in_the_initial_model_is_exempt_and_only_that():
@@ -263,11 +268,13 @@ def test_buffer_that_was_not_finite_in_the_initial_model_is_exempt_and_only_that
     codec = Codec(layout, {}, exempt=not_finite(initial))
 
     encoded = codec.encode(Down(x=initial))
-    assert same(codec.decode(Down, encoded.form, bytearray(encoded.body.whole())).x, initial)
+    assert same(
+        codec.decode(Down, encoded.form, Body([bytearray(encoded.body.to_bytes())])).x, initial
+    )
     initial["mean"][0] = math.nan
     encoded = codec.encode(Down(x=initial))
     with pytest.raises(RemoteProtocolError, match="not finite"):
-        codec.decode(Down, encoded.form, bytearray(encoded.body.whole()))
+        codec.decode(Down, encoded.form, Body([bytearray(encoded.body.to_bytes())]))
 
 
 FORM = Codec(LAYOUT, {}).encode(everything()).form
@@ -332,13 +339,13 @@ def samples_form(size: int, *parts) -> list[m.Field]:
 )
 def test_arrays_that_are_no_samples_are_refused(form):
     with pytest.raises(RemoteProtocolError):
-        Codec(LAYOUT, {}).decode(Given, form, bytearray(form[0].size))
+        Codec(LAYOUT, {}).decode(Given, form, Body([bytearray(form[0].size)]))
 
 
 def test_truth_value_of_another_byte_is_refused():
     form = [m.Field("a", "sketch", 2, 2, [("", "bool", [2])])]
     with pytest.raises(RemoteProtocolError, match="truth"):
-        Codec(LAYOUT, {}).decode(Array, form, bytearray(b"\x01\x02"))
+        Codec(LAYOUT, {}).decode(Array, form, Body([bytearray(b"\x01\x02")]))
 
 
 @pytest.mark.parametrize("items", CHAINS, ids=str)
@@ -348,7 +355,7 @@ def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, dat
     codec = Codec(LAYOUT, chained(items))
     how = Compression(lambda name: np.random.default_rng(0), Memory({}, {}))
     encoded = codec.encode(everything(data.draw(st.integers(0, 5))), how)
-    body = bytearray(encoded.body.whole())
+    body = bytearray(encoded.body.to_bytes())
     for _ in range(data.draw(st.integers(0, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
@@ -372,7 +379,7 @@ def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, dat
             parts=data.draw(parts),
         )
     with contextlib.suppress(RemoteProtocolError):
-        codec.decode(Everything, form, body, fill=tensors(0))
+        codec.decode(Everything, form, Body([body]), fill=tensors(0))
 
 
 class Bounded(Payload):
@@ -395,10 +402,10 @@ def test_what_is_outside_its_declaration_is_refused(a, share, reason):
     codec = Codec(LAYOUT, {})
     sent = codec.encode(Bounded(a=a, share=share))
     if not reason:
-        assert torch.equal(codec.decode(Bounded, sent.form, sent.body.whole()).a, a)
+        assert torch.equal(codec.decode(Bounded, sent.form, sent.body).a, a)
         return
     with pytest.raises(RemoteProtocolError, match=reason):
-        codec.decode(Bounded, sent.form, sent.body.whole())
+        codec.decode(Bounded, sent.form, sent.body)
 
 
 def first(*values: float) -> Tensors:
@@ -424,7 +431,7 @@ def test_a_state_of_a_lossless_chain_keeps_every_bit_though_both_ends_have_anoth
     x = first(0.1, 0.0, 1e-40)
     how = Compression(errors=Memory({}, {}), reference=reference)
     encoded = codec.encode(Down(x=x), how)
-    found = codec.decode(Down, encoded.form, encoded.body.whole(), reference)
+    found = codec.decode(Down, encoded.form, encoded.body, reference)
     assert same(found.x, x)
     assert same(encoded.seen.x, x)
 
