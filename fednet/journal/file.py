@@ -28,7 +28,9 @@ from fednet.files import OWN, open_descriptor, write_all, write_aside
 from fednet.journal.events import Accepted, Event, Snapshot
 
 LONG = 16 << 20
-"""Bytes from which on a file is written again: of events, or of all that can be given back."""
+"""Bytes. A file is written again after more bytes of events, and a longer file as soon as replies
+in it are forgotten.
+"""
 
 _LENGTHS = struct.Struct("<QI")  # bytes of the payloads, and of the events
 _HEAD = struct.Struct("<QIIQ")  # these, their CRC-32, and XXH3-64 of the events
@@ -37,8 +39,8 @@ _decode = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 class JournalFile:
-    """The file of one run. Events belong to the thread that does the server's I/O; `payload` may be
-    called by any. fsync: events are there after a power cut too.
+    """The file of one run. It belongs to the thread that does the server's I/O, but any thread may
+    call `payload`. fsync: events are on the disk after a power cut too.
     """
 
     def __init__(self, path: Path, fsync: bool = False) -> None:

@@ -23,7 +23,7 @@ from fednet.wire.frames import decode_from_client, decode_from_server, encode
 
 NOBODY = b""  # in place of a connection: all connections together that have not joined
 ONCE = "once"  # in an account's name, of a message that is a row at once
-UNREAD = m.Message()  # stands for one that nobody has decoded, or looks at
+UNREAD = m.Message()  # in place of a message that is not decoded, or not used
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
 
 Frame = Any  # bytes, as the transport has them
@@ -197,7 +197,7 @@ class Link:
     def _split(
         self, direction: m.Direction, form: Sequence[m.Field], start: int, length: int
     ) -> tuple[dict[str, int], int]:
-        """See `split`; nobody changes what is returned."""
+        """See `split`. What is returned is kept here: it must not be changed."""
         if start:
             return split(form, start, start + length)
         last = self._last.get(direction)

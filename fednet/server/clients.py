@@ -1,9 +1,9 @@
 """The clients as the rounds see them: the one way from a run's steps to its input and output.
 
-    open, add, cancel   tasks go out, and are called off
-    wait, discard       what became of them: the next one that is over, or what nobody waits for
-    verdict             which replies were useful
-    end                 a round is over: what its messages came to
+    open, add, cancel   send tasks, and cancel them
+    wait, discard       return the next task that is over, or drop all that are
+    verdict             records which replies were useful
+    end                 ends a round, and returns the sums of its bytes
 
 Sockets, protocol, journal and inbox are behind it (io.py), and what is done while nothing comes
 (watch.py).

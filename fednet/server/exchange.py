@@ -125,7 +125,7 @@ class OpenRound:
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     """By the clients."""
     spoiled: bool = False
-    """Whether it is void because of what a client has sent that nobody knows."""
+    """Whether it is void because of what a client has sent, and it is not known which client."""
 
     @classmethod
     def of(cls, first: OpenExchange) -> OpenRound:

@@ -198,7 +198,7 @@ class Inbox:
     ) -> None:
         """decode(replies, bodies): of replies to one exchange, of one form. Raises
         RemoteProtocolError or WrongPart where the methods could not use one of the payloads; else
-        returns them, or None for one of which it is not known yet what it comes to.
+        returns them, or None for one that depends on a model which is not known yet.
         """
         self.folder = folder
         self._journal = journal
@@ -325,7 +325,7 @@ class Inbox:
             return []
         try:
             payloads = self._decode([r for r, _ in replies], [body for _, body in replies])
-        except (RemoteProtocolError, WrongPart) as broken:  # a compressor made nothing of its bytes
+        except (RemoteProtocolError, WrongPart) as broken:
             if len(replies) == 1:
                 self._discard(replies[0][0])
                 return [broken]
@@ -389,7 +389,7 @@ class Inbox:
         self._journal.forget(Forgotten(up_to, sorted(under_way)))
         kept = set(under_way)
         place = self.folder / "spare"
-        busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
+        busy = {self._path(key) for key in self._uploads}  # not cancelled yet
         size = sum(os.path.getsize(p) for p in self._spares)
         for folder in list_folder(self.folder, "round-*"):
             round = int(folder.name.split("-")[1])
@@ -480,10 +480,10 @@ def decoder(
 ) -> Callable[[Sequence[ReceivedReply], Sequence[Body]], Sequence[Payload | None]]:
     """Decodes replies, and checks what they must be beyond their form: finite values, samples as
     this federation has them, no more of them than there can be, and an update within
-    `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
-    the model that it will be added to. samples(client): how many it may have trained on, by the
-    partition or as its site declared; None: not known. tested(client): labels or values that it may
-    have tested a model on, in its own test set and in the balanced one.
+    `security.max_norm`. What passes can be used by the methods; it is returned, except where it
+    depends on the model to which it will be added. samples(client): how many it may have trained
+    on, by the partition or as its site declared; None: not known. tested(client): labels or values
+    that it may have tested a model on, in its own test set and in the balanced one.
     """
     initial = exp.setting.initial.select(exp.shared)
     alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}

@@ -50,16 +50,16 @@ from fednet.wire.body import Body
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
-SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
+SNAPSHOT_S = 0.5  # how often the rows for status.json are made, such as whom the phase waits for
 # How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
 # hand the interpreter to each other at every operation on tensors: a third more for a small reply.
 GRACE_S = 0.02
-PAUSE_S = 1.0  # of what passes between two times that a server listens, at most so much counts
+PAUSE_S = 1.0  # at most so much of the time between two polls counts as silence of the clients
 
 # -- messages of a wake-up
-TOGETHER = 64  # that are dealt with before anything leaves
-# Bytes of a body from which on a message is dealt with by itself, since its sender waits: not where
-# tensors are handed over within a process.
+TOGETHER = 64  # that are handled before the journal is written and anything is sent
+# Bytes of a body from which on what follows from a message is written and sent at once, since its
+# sender waits. This is not done where tensors are handed over within a process.
 LARGE_BYTES = 1 << 16
 
 # -- what peers may send that brings the run nothing
@@ -122,14 +122,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class ServerIO:
-    """The server's sockets, protocol, journal and inbox, and the clock that they go by.
+    """The server's sockets, protocol, journal and inbox, and their clock.
 
-    All of it belongs to one thread at a time: to the rounds' while they are in a method of this
-    class, also while they wait, or within `with io:`, which raises what broke it before; else to
-    the caretaker, a thread that goes on with it. In one process there is no caretaker, and who
-    waits steps the clients too.
+    All of it belongs to one thread at a time: to that of the rounds inside `with io:`, else to the
+    caretaker, a thread that does the I/O meanwhile. What the caretaker raised is raised by the next
+    `with io:`. In one process there is no caretaker, and `rest` also steps the clients.
 
-    outcomes: of clients whose part is over, in the order in which they came; `wait` takes them.
+    outcomes: of tasks that are over, in the order in which they ended; `Clients.wait` takes them.
     inline: the clients work in this process, while the server waits.
     """
 
@@ -242,7 +241,8 @@ class ServerIO:
 
     def finish(self, over: bool, reason: str) -> None:
         """Tells the clients that the run is over, or why this server ends; waits until they have
-        gone, so that the last bytes are counted on both sides. Where rounds are left, they stay.
+        disconnected, so that the last bytes are counted on both sides. Clients of a run that has
+        rounds left stay: it hardly waits for them.
         """
         if self._broken is not None:
             return
@@ -317,7 +317,7 @@ class ServerIO:
 
     # -- a wake-up ---------------------------------------------------------------------------------
     def _step(self, timeout_s: float) -> bool:
-        """Takes in what has come, waiting so long for it; whether anything happened."""
+        """Handles what the transport receives in this time; returns whether anything happened."""
         try:
             if self._tasks_left:  # in the last step
                 self._at("broadcasting", self.protocol.round)

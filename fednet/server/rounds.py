@@ -301,8 +301,8 @@ class Rounds:
         """What follows from an event of the exchange that is open."""
         exchange = self._open.exchange
         self.exchanges.take(exchange, event)
-        # By the virtual clock nobody is known to count before the exchange closes. What is over
-        # already is added up together.
+        # In simulated time nobody is known to count before the exchange closes. Replies to tasks
+        # that are over already are added up together.
         if self.clock is None and not self.clients.has_outcome:
             self._add_up(self._open)
 
@@ -393,7 +393,7 @@ class Rounds:
                 record.completed = sorted(done)
             versions = dict(round.after.versions)
             states = dict(round.after.states)
-            memory: dict[str, torch.Tensor] = {}  # goes with the state that the client came to
+            memory: dict[str, torch.Tensor] = {}  # what compressors remember, with the new states
             for client, reply in done.items():
                 if reply.message.kept:
                     versions[client] = reply.message.key.version
@@ -608,11 +608,11 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
 
 
 def add_times(conditions: Conditions, round: OpenRound) -> None:
-    """Adds what the open exchange took until now, `encoding` of it before its tasks went out. Of
-    the rest the client whose reply came last says how much was its own training, evaluating and
-    encoding; sending, down and up, is what else passed between hand-out and arrival; all before the
-    hand-out, and what its site did besides, is waiting. Then its time on the virtual clock, and
-    that of the clients' devices.
+    """Adds how long the open exchange took until now. The time before its tasks went out is
+    encoding. The rest is split by the reply that came last: its client reports how long it trained,
+    evaluated and encoded; what else passed between hand-out and arrival is sending, down and up;
+    all other time is waiting. Then adds its time on the virtual clock, and how long the clients'
+    devices trained.
     """
     exchange = round.exchange
     seconds = round.seconds

@@ -142,8 +142,8 @@ class Buffer:
         return True
 
     def _stuck(self) -> bool:
-        """Nobody trains and nobody can be asked now: whether what is there, if anything, has to do.
-        Not where somebody comes later.
+        """Nobody trains, and nobody can be asked now. Returns whether the result is made of the
+        replies that wait, however few: nobody can be asked later either.
         """
         return self.next_wakeup() == math.inf
 

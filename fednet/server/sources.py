@@ -42,7 +42,7 @@ class AskedClient:
     """Seconds after which the client is gone."""
     enrolled: bool = False
     staleness: int | None = None
-    """Updates since the model that it starts from, where training waits for nobody."""
+    """Updates since the model that it starts from, in a run without rounds."""
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
     """What compressors remember of messages with it once its reply counts."""
     reply: ReceivedReply | None = None
