@@ -297,15 +297,19 @@ class Federation(RuleBasedStateMachine):
         self.nobody_works_for_nothing()
 
     def nobody_works_for_nothing(self):
-        """As far as no message was lost and no key was revoked."""
+        """As far as no message was lost and no key was revoked: what a worker has been asked, it
+        does, and nothing else.
+        """
         if self.rules.deadline is not None or self.was_revoked:
             return
         tasks = self.net.server.tasks
         for site in self.net.sites:
-            if site.protocol.state is ClientState.READY and not site.hushed:
+            if site.conn and site.protocol.state is ClientState.READY and not site.hushed:
                 for key in site.given:
-                    t = tasks[key.client]
-                    assert (t.key, t.worker) == (key, site.name)
+                    assert (tasks[key.client].key, tasks[key.client].worker) == (key, site.name)
+                for t in self.net.server.open():
+                    if t.worker == site.name and t.status in WITH_WORKER:
+                        assert site.protocol.task_state(t.key) is not ClientTaskState.GONE
 
     @rule(who=st.integers(0, 2))
     def connect(self, who):
@@ -333,7 +337,7 @@ class Federation(RuleBasedStateMachine):
         )
         if back:
             self.connect(who)
-            self.net.settle()
+            self.all_arrives()
 
     @rule(who=st.integers(0, 2))
     def leave(self, who):
@@ -420,17 +424,25 @@ class Federation(RuleBasedStateMachine):
         site.answer(key, payload)
 
     @precondition(some_are_at_work)
-    @rule(who=st.integers(0, 2), which=st.integers(0, 3), moves=st.integers(1, 20))
-    def answer_over_two_connections(self, who, which, moves):
+    @rule(
+        who=st.integers(0, 2),
+        which=st.integers(0, 3),
+        moves=st.integers(1, 20),
+        noticed=st.booleans(),
+    )
+    def answer_over_two_connections(self, who, which, moves, noticed):
         """The first ends when so many messages of a long reply have crossed."""
         self.faults += 1
         site = self.at_work(who)
         self.answer(who, which, 70, bad=False)
         for n in range(moves):
             self.net.move(site, "down" if n % 2 else "up")
-        self.net.cut(site)
-        self.connect(self.net.sites.index(site))
-        self.net.settle()
+        if noticed:
+            self.net.cut(site)
+            self.connect(self.net.sites.index(site))
+        else:
+            self.come_back_over_another_connection(self.net.sites.index(site))
+        self.all_arrives()
 
     @precondition(some_are_at_work)
     @rule(who=st.integers(0, 2), again=st.booleans(), lacks=st.booleans())
