@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState, WorkerState
+from fednet.protocol.table import (
+    ENDED,
+    WITH_WORKER,
+    ClientState,
+    ClientTaskState,
+    TaskState,
+    WorkerState,
+)
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.body import Body
@@ -298,7 +305,7 @@ class Federation(RuleBasedStateMachine):
 
     def nobody_works_for_nothing(self):
         """As far as no message was lost and no key was revoked: what a worker has been asked, it
-        does, and nothing else.
+        does, and nothing else, and its replies are whole.
         """
         if self.rules.deadline is not None or self.was_revoked:
             return
@@ -309,7 +316,8 @@ class Federation(RuleBasedStateMachine):
                     assert (tasks[key.client].key, tasks[key.client].worker) == (key, site.name)
                 for t in self.net.server.open():
                     if t.worker == site.name and t.status in WITH_WORKER:
-                        assert site.protocol.task_state(t.key) is not ClientTaskState.GONE
+                        assert t.status is TaskState.HANDED
+                        assert site.protocol.task_state(t.key) is ClientTaskState.WORKING
 
     @rule(who=st.integers(0, 2))
     def connect(self, who):
