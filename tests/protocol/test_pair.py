@@ -401,9 +401,10 @@ class Federation(RuleBasedStateMachine):
         self.net.do(self.net.server.cancel("enough", self.net.now))
         assert self.over()
 
-    @rule(who=st.integers(0, 2), hushed=st.booleans())
-    def hush(self, who, hushed):
+    @rule(who=st.integers(0, 2), hushed=st.booleans(), seconds=st.sampled_from([0.0, 0.0, 11.0]))
+    def hush(self, who, hushed, seconds):
         self.net.sites[who].hushed = hushed
+        self.time_passes(seconds)
 
     def at_work(self, who):
         """One of the processes that have a task."""
