@@ -72,26 +72,6 @@ def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
     ]
 
 
-def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
-    net = Net(3)
-    sites = [net.site("a", [0, 1]), net.site("b", [2])]
-    net.begin([spec(0, 3), spec(1, 40), spec(2, 17)])
-    for _ in range(3):
-        net.settle()
-        for site in sites:
-            for key in list(site.given):
-                site.answer(key, bytes([key.client]) * (10 + 20 * key.client))
-    net.settle()
-    assert sorted(k.client for k in net.done) == [0, 1, 2]
-    assert useful(net.rows) == {"down": {"state": 3 + 40 + 17}, "up": {"delta": 10 + 30 + 50}}
-    assert agreed(net.rows, [row for site in sites for row in site.rows])
-    assert net.journal.book.open == {}
-    assert sum(r["bytes"] for r in net.rows) == sum(net.journal.book.totals.values())
-    pulls = rows(net.rows, "pull")
-    assert pulls
-    assert all(r["useful"] and r["round"] == 1 for r in pulls)
-
-
 SIZE = 6 * PART + 3
 
 

@@ -541,18 +541,6 @@ def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
     assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(0, 1))]
 
 
-def test_a_phase_that_is_cancelled_calls_off_the_tasks_that_are_open():
-    s = server()
-    for i in range(3):
-        ready(s, b"%d" % i, f"w{i}", [i])
-    s.begin(1, 0, "train", [spec(i) for i in range(3)], Rules(), 0.0)
-    assert of(answer(s, b"1", 1), Resolved) == [Resolved(key(1))]
-    out = s.cancel("enough", 0.0)
-    assert of(out, Resolved) == [Resolved(key(0), "enough"), Resolved(key(2), "enough")]
-    assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
-    assert s.open() == []
-
-
 @pytest.mark.parametrize("given", ["", "key expired", "key revoked"])
 def test_why_a_client_is_lost_is_in_the_event_the_drop_and_the_list_of_sites(given):
     s = begun(rules=Rules(closed=3.0))
@@ -795,17 +783,6 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on(closed):
         assert of(s.tick(0.0), Resolved) == [Resolved(key(1, 1), "lost")]
 
 
-def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
-    s = begun()
-    s.closed(b"1", 0.0)
-    out = say(
-        s,
-        b"2",
-        m.Join(run="r", inc=1, worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]),
-    )
-    assert [c.key for c in sent(out, m.Cancel)] == [key(0, 7), key(0, round=9)]
-
-
 def test_a_task_that_was_lost_on_its_way_is_sent_again_as_the_same_attempt():
     s = begun()
     s.closed(b"1", 0.0)
@@ -1022,16 +999,6 @@ def test_one_process_cannot_host_more_clients_than_are_bounded(monkeypatch):
         assert ["at most 10" in reason for reason in reasons] == [True] * refused
 
 
-def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
-    s = two_of_client_0()
-    s.closed(b"1", 1.0)
-    assert sent(s.tick(3.9)) == []
-    out = s.tick(4.0)
-    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
-    assert Spend(b"1", "down", key(), "lost") in out
-    assert "a" not in s.roster.workers
-
-
 def test_among_free_workers_the_least_busy_and_then_the_one_that_had_the_client_gets_a_task():
     s = server()
     ready(s, b"1", "a", range(3), slots=2)
@@ -1102,20 +1069,6 @@ def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it
     assert list(s.roster.workers) == ["here", "x"]
 
 
-def test_an_upload_starts_again_over_a_new_connection_though_the_last_ones_end_is_not_known():
-    s = server(1, part=2)
-    ready(s)
-    s.begin(1, 0, "train", [spec(0, size=1)], Rules(), 0.0)
-    reply = m.Reply(run="r", inc=1, key=key(), form=form(4), size=4)
-    assert sent(say(s, b"1", reply), m.Pull)
-    part(s, b"1", data=b"ab")
-    session = s.roster.workers["w"].session
-    out = ready(s, b"2", session=session, inc=1, holding=[key()])
-    assert sent(say(s, b"2", reply), m.Pull)
-    out = part(s, b"2", data=b"ab")
-    assert [(i.offset, i.size) for i in of(out, Store)] == [(0, 4)]
-
-
 def test_of_a_task_only_its_worker_pulls_and_fails_it_and_nobody_once_it_is_answered():
     s = server()
     ready(s, b"1", "a", [0])
@@ -1155,19 +1108,6 @@ def test_a_worker_that_is_back_with_more_clients_is_given_their_tasks_as_it_answ
     out = answer(s, b"2", 1)
     out += replies(s, b"2", 2)
     assert [t.key.client for t in sent(out, m.Task)] == [3]
-
-
-def test_an_upload_takes_no_slot_also_when_its_connection_has_ended():
-    s = server()
-    ready(s, ids=range(4))
-    s.begin(1, 0, "train", [spec(i, cost=4 - i) for i in range(4)], Rules(), 0.0)
-    say(s, b"1", reply(0, 3 * m.PART))
-    out = s.closed(b"1", 1.0)
-    assert Spend(b"1", "up", key(0), "cut short") in out
-    session = s.roster.workers["w"].session
-    ready(s, b"2", ids=range(4), inc=1, session=session, holding=[key(0), key(1), key(2)])
-    assert s.roster.workers["w"].queue == [1, 2]
-    assert sent(say(s, b"2", reply(0, 3 * m.PART)), m.Pull)
 
 
 # -- tasks of several rounds at a time -------------------------------------------------------------
