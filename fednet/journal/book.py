@@ -186,11 +186,12 @@ class Book:
         """Closes the accounts of a task and of its reply, whose use is known. If a payload crossed
         once to each of several server processes, only its last crossing is useful.
         """
-        bill = self.waiting.pop(key, [])
+        waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
+        # A pull belongs to the payload that it fetches, which goes the other way.
         ways: dict[str, list[Account]] = {"down": [], "up": []}
-        for a in bill:
+        for a in waiting:
             ways[OTHER[a.direction] if a.type == "pull" else a.direction].append(a)
         for way, accounts in ways.items():
             last = 0
@@ -239,8 +240,8 @@ class Book:
         if e.round is not None:
             for key in _keys_over(self.counted, e):
                 del self.counted[key]
-            left += [a for bill in self.counted.values() for a in bill]
-        left += [a for bill in self.waiting.values() for a in bill]
+            left += [a for accounts in self.counted.values() for a in accounts]
+        left += [a for accounts in self.waiting.values() for a in accounts]
         left += [a for mine in self.open.values() for a in mine.values()]
         self.open = {}
         self.waiting = {}

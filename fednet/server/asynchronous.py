@@ -24,7 +24,7 @@ from fednet.experiment import selection
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import OpenExchange, OpenRound
+from fednet.server.exchange import OpenExchange, OpenRound, RunState
 from fednet.server.exchanges import Exchanges
 from fednet.server.faults import Replay
 from fednet.server.faulty import FaultySpec
@@ -50,7 +50,10 @@ class Updates(Rounds):
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
         super().__init__(exchanges, how)
         self.tasks: dict[int, AskedClient] = {}  # under way, or their replies wait to be counted
+        self.latest: RunState  # after the last update; `open` sets it
         self.opened: OpenExchange  # in which the tasks of the open round are given out
+        self._since = 0.0  # when that round began, on the monotonic clock
+        self._second = 0.0  # the second of the run at which it began
         self.given: list[int] = []  # who got a task in the exchange that is open, in order
         self.dropped: dict[int, str] = {}  # since the last update
         self.restarted: list[int] = []  # since the last update: clients that had lost their state
@@ -177,9 +180,9 @@ class Updates(Rounds):
         self.progress.under_way = {}
         for client in sorted(self.schedule.training):
             task = self.tasks[client]
-            spec = self.tasks[client].spec
+            spec = task.spec
             self.progress.under_way[client] = UnderWay(
-                round=task.spec.round,
+                round=spec.round,
                 at=task.at,
                 start=spec.start,
                 sent=spec.check.hex(),
@@ -316,7 +319,7 @@ class RecordedEvents:
         if not left:
             return ScheduleEvent(real.now(), None)
         client = left[0]
-        task = tasks[left[0]]
+        task = tasks[client]
         while client not in self._here:
             ended = real.next_ended(POLL_S)
             if ended is not None:

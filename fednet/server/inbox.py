@@ -441,11 +441,11 @@ def form_check(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
     known: dict[tuple[int, str, bool], Sequence[Field]] = {}
 
     def check(key: Key, form: Sequence[Field], evaluates: bool) -> None:
-        which = key.phase, key.purpose, evaluates
-        if form != known.get(which):
+        case = key.phase, key.purpose, evaluates
+        if form != known.get(case):
             compare(key, form, evaluates)
             if not exp.sized_by_client:
-                known[which] = form
+                known[case] = form
 
     def compare(key: Key, form: Sequence[Field], evaluates: bool) -> None:
         kind: type[Payload]

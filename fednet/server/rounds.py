@@ -40,11 +40,7 @@ from fednet.server.aggregation import Aggregation, filling
 from fednet.server.conditions import Conditions
 from fednet.server.driver import drive
 from fednet.server.evaluation import Evaluator
-from fednet.server.exchange import (
-    OpenExchange,
-    OpenRound,
-    RunState,
-)
+from fednet.server.exchange import OpenExchange, OpenRound, RunState
 from fednet.server.exchanges import Exchanges
 from fednet.server.inbox import ReceivedReply
 from fednet.server.resources import Resources
