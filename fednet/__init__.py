@@ -21,7 +21,7 @@ _FROM = {
     ),
     "fednet.algorithms.state": "State Empty PerClient",
     "fednet.wire.payload": (
-        "Payload Nothing Run Samples kind Weights Delta Control Accuracy Scalar Statistics "
+        "Payload Nothing LocalRun Samples kind Weights Delta Control Accuracy Scalar Statistics "
         "Condensed Shared"
     ),
     "fednet.tensors": "Tensors Layout Sum mean",
@@ -68,9 +68,9 @@ if TYPE_CHECKING:  # `as`: they are exported
     from fednet.wire.payload import Condensed as Condensed
     from fednet.wire.payload import Control as Control
     from fednet.wire.payload import Delta as Delta
+    from fednet.wire.payload import LocalRun as LocalRun
     from fednet.wire.payload import Nothing as Nothing
     from fednet.wire.payload import Payload as Payload
-    from fednet.wire.payload import Run as Run
     from fednet.wire.payload import Samples as Samples
     from fednet.wire.payload import Scalar as Scalar
     from fednet.wire.payload import Shared as Shared

@@ -42,9 +42,9 @@ from fednet.wire.payload import (
     Condensed,
     Control,
     Delta,
+    LocalRun,
     Nothing,
     Payload,
-    Run,
     Samples,
     Scalar,
     Shared,
@@ -77,13 +77,13 @@ __all__ = [
     "Inputs",
     "Layout",
     "LearningTask",
+    "LocalRun",
     "Loss",
     "NonNegative",
     "Nothing",
     "Payload",
     "PerClient",
     "Positive",
-    "Run",
     "Samples",
     "Scalar",
     "ServerHost",
@@ -454,12 +454,12 @@ class Algorithm:
             return self.with_model(server, accumulator.x.spend())
         return self.with_model(server, accumulator.x.mean())
 
-    def weight(self, run: Run) -> float:
+    def weight(self, run: LocalRun) -> float:
         """Returns the weight of a reply in a mean: its samples n_i, or 1."""
         uniform = getattr(self.config, "weighting", self.weighting) == "uniform"
         return 1.0 if uniform else float(run.n)
 
-    def weights(self, server: OwnState, runs: Mapping[int, Run]) -> dict[int, float]:
+    def weights(self, server: OwnState, runs: Mapping[int, LocalRun]) -> dict[int, float]:
         """Returns the weight that each reply had in the round that led to this state, by client."""
         return {i: self.weight(run) for i, run in runs.items()}
 

@@ -130,7 +130,7 @@ class FedMD(Algorithm):
                 if c.private_epochs:
                     w = host.train(w, epochs=c.private_epochs, stream="transfer").x
             found = logits(host.frozen(w), d_j, BATCH).cpu()
-            answer = self.Answer(scores=found, run=Run(host.n, 0, 0.0))
+            answer = self.Answer(scores=found, run=LocalRun(host.n, 0, 0.0))
             return client.replace(w=w, begun=True), answer
         target = down.scores.to(host.device)
         w = self.fit(client.w, d_j, target, F.l1_loss, c.digest_epochs, "digest", host)

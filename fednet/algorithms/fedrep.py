@@ -66,7 +66,7 @@ class FedRep(Algorithm):
                 steps = steps + y.run.steps
                 loss = loss + y.run.loss * y.run.steps
         up, own = split_model(x, host)
-        run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
+        run = LocalRun(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
         return self.Client(head=own), self.Up(x=up, run=run)
 
     def refusal(self, run):

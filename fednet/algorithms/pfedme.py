@@ -69,7 +69,7 @@ class PFedMe(Algorithm):
             theta = found.x
             w = w.plus(w - theta, -self.config.eta * self.config.lambda_).with_buffers(theta)
             loss += found.run.loss
-        run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
+        run = LocalRun(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
         return self.Client(theta=theta), self.Up(x=w, run=run)
 
     def server_update(self, accumulator, server, cohort, host):

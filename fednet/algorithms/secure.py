@@ -27,10 +27,10 @@ from fednet.algorithms.base import (
     ClientHost,
     Exchange,
     Layout,
+    LocalRun,
     Masked,
     OwnPayload,
     Payload,
-    Run,
     State,
     Statistics,
     Sum,
@@ -250,8 +250,8 @@ def plan_sums(
             "privacy.secagg: this model's BatchNorm statistics would leave their clients unmasked; "
             "set model.buffers: local."
         )
-    weighted = "weighted" in method.summed.values() and method.weight(Run(1, 1, 0.0)) != (
-        method.weight(Run(2, 1, 0.0))
+    weighted = "weighted" in method.summed.values() and method.weight(LocalRun(1, 1, 0.0)) != (
+        method.weight(LocalRun(2, 1, 0.0))
     )
     most = section.max_samples or (max(len(part) for part in parts) if parts else None)
     if config.privacy.clip is not None or not weighted:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fednet.training.loop import Descent
     from fednet.training.packed import Plans
     from fednet.training.tasks import LearningTask
-    from fednet.wire.payload import Run
+    from fednet.wire.payload import LocalRun
 
 Call = Callable[[], None]
 Pack = list[tuple["Descent", greenlet]]  # each lane with its task
@@ -64,7 +64,7 @@ class Packs:
                 if pack:
                     self._train(pack)
 
-    def descend(self, lane: Descent) -> Run:
+    def descend(self, lane: Descent) -> LocalRun:
         """Trains the lane in a pack. Raises what its own `progress` raised, or what ended the pack.
         To be called within a task.
         """

@@ -45,7 +45,7 @@ from fednet.wire import messages as m
 from fednet.wire.body import Body
 from fednet.wire.codec import Compression, cut
 from fednet.wire.compressors.base import Memory
-from fednet.wire.payload import Payload, Run, tensors_of, weights_of
+from fednet.wire.payload import LocalRun, Payload, tensors_of, weights_of
 
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 NOTHING = contextlib.nullcontext()
@@ -150,7 +150,7 @@ class Worker:
         device: str,
         *,
         balanced: Callable[[], Pair] | None,
-        pack: Callable[[Descent], Run] | None,
+        pack: Callable[[Descent], LocalRun] | None,
         policy: Policy,
         answers: Answers | None,
         secrets: MaskedAccount | None,

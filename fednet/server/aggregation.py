@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fednet.algorithms.base import Run, Samples, Tensors
+from fednet.algorithms.base import LocalRun, Samples, Tensors
 from fednet.algorithms.state import State, fingerprints, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment.build import Experiment
@@ -65,7 +65,7 @@ class Aggregation:
         self._replies: dict[int, ReceivedReply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self.spoiled = False  # whether no result comes because of what an unknown client has sent
-        self._runs: dict[int, Run | None] = {}
+        self._runs: dict[int, LocalRun | None] = {}
         self.condensed: dict[int, Samples] = {}  # images, by client
         self._reported = dict(self.host.reported)
         self._warnings = list(self.host.warnings)
@@ -74,9 +74,9 @@ class Aggregation:
         self._accumulator: State | None = self._start()  # None: to be started over by `result`
 
     @property
-    def runs(self) -> dict[int, Run]:
+    def runs(self) -> dict[int, LocalRun]:
         """What each client's training was, with the samples that it counts for."""
-        found: dict[int, Run] = {}
+        found: dict[int, LocalRun] = {}
         for client in self._replies:
             run = self._runs[client]
             if run is not None:

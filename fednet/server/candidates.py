@@ -20,7 +20,7 @@ from fednet.experiment import selection
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, error_text, place
 from fednet.records.manifest import Candidate
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 
 
 def selects(experiment: Experiment) -> bool:
@@ -95,7 +95,7 @@ def candidate(experiment: Experiment, client: int) -> Candidate:
 def after_reply(
     before: Candidate,
     round: int,
-    run: Run | None,
+    run: LocalRun | None,
     reported: Mapping[str, float],
     seconds: float | None,
 ) -> Candidate:

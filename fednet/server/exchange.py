@@ -22,7 +22,7 @@ from fednet.training.evaluation import Counts
 from fednet.wire.codec import Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Purpose, clean
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class OpenRound:
     """The second of the run at which its virtual time began."""
     predicted: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
     dropped: dict[int, str] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: dict[int, LocalRun] = field(default_factory=dict)
     """Of the replies that counted."""
     evaluated: dict[int, dict[str, Counts]] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fednet.algorithms.base import Run, Tensors
+from fednet.algorithms.base import LocalRun, Tensors
 from fednet.algorithms.staleness import rebase
 from fednet.algorithms.state import State
 from fednet.config import Config
@@ -92,7 +92,7 @@ def guards_of(
         found.append(MaxNorm(shared))
     # Under secure aggregation the count is in the masked vector: privacy.secagg.max_samples.
     # With clipping, or a rule that bears malicious clients, all replies count the same.
-    by_samples = method.weight(Run(1, 1, 0.0)) != method.weight(Run(2, 1, 0.0))
+    by_samples = method.weight(LocalRun(1, 1, 0.0)) != method.weight(LocalRun(2, 1, 0.0))
     known = exchanges[exchange.index].summation.known
     if by_samples and known and not stack.equal_weights(config):
         found.append(MaxShare(setup.experiment))
@@ -148,7 +148,7 @@ class MaxShare(Guard):
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._runs: dict[int, Run | None] = {}
+        self._runs: dict[int, LocalRun | None] = {}
         self._counts: dict[int, int] = {}  # by client whose samples are lowered
 
     def admit(self, client: int, up: Payload) -> None:

@@ -30,7 +30,7 @@ from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, SecureMachines, Setting, Splits, move_inputs
 from fednet.training.tasks import LearningTask, labels_of
-from fednet.wire.payload import Run, Samples
+from fednet.wire.payload import LocalRun, Samples
 
 
 class ClientHost:
@@ -81,7 +81,7 @@ class ClientHost:
         splits: Splits | Site,
         rest: Tensors | None = None,
         progress: Callable[[int, int], None] | None = None,
-        pack: Callable[[Descent], Run] | None = None,
+        pack: Callable[[Descent], LocalRun] | None = None,
     ) -> None:
         """The process that makes it for a task gives it all of this.
 
@@ -322,7 +322,7 @@ class ClientHost:
         finally:
             for p in scratch.parameters.values():
                 p.grad = None
-        return Trained(gradient.select(x.layout), Run(self.n, 0, float(total)))
+        return Trained(gradient.select(x.layout), LocalRun(self.n, 0, float(total)))
 
     def recalibrated(self, x: Tensors) -> Tensors:
         """Returns the whole model x with BatchNorm statistics of the client's training samples."""

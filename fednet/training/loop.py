@@ -23,7 +23,7 @@ from fednet.training import graphs
 from fednet.training.optimizers import Corrected, Optimizer, optimizer
 from fednet.training.samples import batches, length, piece, take
 from fednet.training.scratch import Scratch
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 
 if TYPE_CHECKING:
     from fednet.data.federation import Site
@@ -41,7 +41,7 @@ class Trained:
 
     x: Tensors
     """The local model."""
-    run: Run
+    run: LocalRun
     """n_i, K_i, mean loss."""
     extra: Tensors | None = None
     """The extra tensors after training."""
@@ -100,7 +100,7 @@ class Descent:
     """Of a lane: a number of this client's task, from which its dropout is drawn."""
     start: Tensors | None = None
     """Of a lane: the whole model that it begins with."""
-    run: Run | None = None
+    run: LocalRun | None = None
     """Of a lane: what came of it."""
     after: Tensors | None = None
     """Of a lane: the whole model that came of it."""
@@ -193,7 +193,7 @@ def descend(
     *,
     extra: Tensors | None = None,
     augment: Augment | None = None,
-) -> tuple[Run, Tensors | None]:
+) -> tuple[LocalRun, Tensors | None]:
     """Trains in place, with a new optimizer that has the state in `memory`. loss(module, x, y), or
     loss(module, x, y, extra) with `extra`, tensors that are trained beside the model; default: the
     task's. Returns (the run, the extra tensors after it).
@@ -210,7 +210,7 @@ def descend(
         if extra is not None:
             beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()}
         if not descent.steps or not (descent.trained or beside):
-            return Run(descent.n, 0, 0.0), extra
+            return LocalRun(descent.n, 0, 0.0), extra
         run = _descend(descent, task, loss, None if extra is None else beside, augment)
         return run, None if extra is None else Tensors.pack(extra.layout, beside)
     finally:
@@ -337,7 +337,7 @@ def _descend(
     loss: Loss | None,
     beside: dict[str, torch.Tensor] | None,
     augment: Augment | None,
-) -> Run:
+) -> LocalRun:
     """Takes all steps of a descent that has some."""
     recipe = descent.recipe
     module = descent.scratch.module
@@ -401,4 +401,4 @@ def _descend(
         replay.trainings += 1
     if descent.memory is not None:
         optimizers.remember(descent.memory)
-    return Run(descent.n, step, float(total) / seen)
+    return LocalRun(descent.n, step, float(total) / seen)

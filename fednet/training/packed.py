@@ -35,7 +35,7 @@ from fednet.training.loop import Descent
 from fednet.training.optimizers import SGD, Corrected
 from fednet.training.samples import piece
 from fednet.training.scratch import OwnState, draws
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 
 if TYPE_CHECKING:
     from fednet.data.federation import Site
@@ -208,7 +208,7 @@ class Plan:
             if lane.error is None:
                 assert lane.start is not None
                 lane.after = lane.start.with_vector(model).with_norm(norm)
-                lane.run = Run(lane.n, lane.steps, loss / seen[i])
+                lane.run = LocalRun(lane.n, lane.steps, loss / seen[i])
 
     def _read(self, over: list[int], after: torch.Tensor, losses: torch.Tensor) -> None:
         """Reads what these lanes came to into their rows of after, (lanes, P), and their losses."""

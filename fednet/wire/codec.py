@@ -30,9 +30,9 @@ from fednet.wire.payload import (
     NAMES,
     NUMBERS,
     DeclaredField,
+    LocalRun,
     P,
     Payload,
-    Run,
     Samples,
     pack_number,
     tensor_mismatch,
@@ -435,7 +435,7 @@ def _unpack(declared: DeclaredField, data: memoryview, got: Field, name: str) ->
             raise RemoteProtocolError(
                 f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
             )
-        return Run(n, steps, loss)
+        return LocalRun(n, steps, loss)
     value: Any
     if declared.form in NUMBERS:
         (value,) = NUMBERS[declared.form].unpack(data)

@@ -45,7 +45,7 @@ class DeclaredField:
     kind: str
     form: FieldForm
     """tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes;
-    run: a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
+    run: a `LocalRun` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
     """
     dtype: str = ""
     """Of an array's tensor, or of the inputs of samples; "" leaves it open."""
@@ -62,7 +62,7 @@ class DeclaredField:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LocalRun:
     """What a local training was: every reply carries one."""
 
     n: int
@@ -89,7 +89,7 @@ class Samples:
 if typing.TYPE_CHECKING:
     Weights = Delta = Control = Tensors
     Accuracy = Scalar = float
-    Statistics = Run
+    Statistics = LocalRun
     Condensed = Shared = Samples
 else:
     Weights = Annotated[Tensors, DeclaredField("state", "tensors")]
@@ -97,7 +97,7 @@ else:
     Control = Annotated[Tensors, DeclaredField("control", "parameters")]
     Accuracy = Annotated[float, DeclaredField("accuracy", "float", low=0, high=1)]
     Scalar = Annotated[float, DeclaredField("statistics", "float")]
-    Statistics = Annotated[Run, DeclaredField("statistics", "run")]
+    Statistics = Annotated[LocalRun, DeclaredField("statistics", "run")]
     Condensed = Annotated[Samples, DeclaredField("condensed", "samples", "float32")]
     Shared = Annotated[Samples, DeclaredField("shared", "samples")]
 
@@ -180,7 +180,7 @@ def tensors_of(payload: Payload) -> dict[str, Tensors]:
     return found
 
 
-def run_of(payload: Payload) -> Run | None:
+def run_of(payload: Payload) -> LocalRun | None:
     """What a reply says of its local training; None where it declares nothing of the kind."""
     name = payload.run_field
     return None if name is None else getattr(payload, name)
@@ -206,7 +206,7 @@ _TENSORS = (Tensors, "Tensors of the model, whole (such as `done.x`)")
 VALUES: dict[str, tuple[type, str]] = {  # by a field's form
     "tensors": _TENSORS,
     "parameters": _TENSORS,
-    "run": (Run, "what a training was (Statistics, such as `done.run`)"),
+    "run": (LocalRun, "what a training was (Statistics, such as `done.run`)"),
     "float": (SupportsFloat, "a number"),
     "int": (SupportsIndex, "a whole number"),
     "samples": (Samples, "Samples"),
@@ -216,8 +216,8 @@ NUMBERS = {"run": struct.Struct("<qqd"), "float": struct.Struct("<d"), "int": st
 
 
 def pack_number(form: str, value: typing.Any) -> bytes:
-    """The bytes of a number, or of a `Run`."""
-    if isinstance(value, Run):
+    """The bytes of a number, or of a `LocalRun`."""
+    if isinstance(value, LocalRun):
         return NUMBERS[form].pack(value.n, value.steps, value.loss)
     return NUMBERS[form].pack(value)
 
@@ -247,7 +247,7 @@ def misfit(form: str, value: object) -> str | None:
         ValueError,
         RuntimeError,
     ):  # RuntimeError: of torch, for two elements
-        return repr(value) if isinstance(value, Run) else type(value).__name__
+        return repr(value) if isinstance(value, LocalRun) else type(value).__name__
     if isinstance(value, Samples):
         arrays = by_name(value.x).values()
         others = [v for v in (*arrays, value.y) if not isinstance(v, torch.Tensor)]

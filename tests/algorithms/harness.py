@@ -31,7 +31,7 @@ from fednet.tensors import Layout, Slot, Tensors
 from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.scratch import Scratch
 from fednet.training.setting import Setting, Splits
-from fednet.wire.payload import Run as Statistics
+from fednet.wire.payload import LocalRun as Statistics
 
 
 def images(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fednet.algorithms.base import Run
+from fednet.algorithms.base import LocalRun
 from fednet.algorithms.staleness import rebase, weight
 from tests.algorithms.harness import Federation, close, vector
 from tests.algorithms.reference import Reference, agrees, whole_batches
@@ -112,7 +112,7 @@ def test_staleness_counts_as_the_papers_say(rule, expected):
 
 
 def test_buffers_of_a_stale_model_stay_as_they_came():
-    up = F.make("fedavg").Up(x=vector(5.0, buffers=[9.0]), run=Run(1, 1, 0.0))
+    up = F.make("fedavg").Up(x=vector(5.0, buffers=[9.0]), run=LocalRun(1, 1, 0.0))
     moved = rebase(up, vector(1.0, buffers=[0.0]), vector(10.0, buffers=[2.0]), 3)
     assert float(moved.x.vector[0]) == 12.0  # 10 + (5 - 1) / sqrt(4)
     assert float(moved.x.buffers[0]) == 9.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fednet import Accuracy, Algorithm, ConfigError, Payload, State, Tensors, Weights
-from fednet.algorithms.base import Run
+from fednet.algorithms.base import LocalRun
 from fednet.algorithms.fedavg import FedAvg
 from tests.algorithms.harness import Federation, close, same
 
@@ -62,7 +62,7 @@ def test_a_function_of_ones_own_takes_its_arguments_by_name_too():
         def weight(self, run):
             return float(run.steps)
 
-    assert Counted().weight(run=Run(3, 2, 0.0)) == 2.0
+    assert Counted().weight(run=LocalRun(3, 2, 0.0)) == 2.0
 
 
 def test_a_default_that_cannot_fill_what_a_method_declares_says_what_to_write():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fednet.algorithms import fedrep
-from fednet.algorithms.base import Run
+from fednet.algorithms.base import LocalRun
 from fednet.config import from_mapping
 from tests.algorithms.harness import begun, same
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
@@ -95,7 +95,7 @@ def test_fedrep_of_two_steps_of_the_head_and_one_of_the_body_recomputed_in_float
             losses.append(reference.loss(w, k))
             w = w - LR * free * reference.gradient(w, k)
         assert agrees(run.locals[k], w)
-        assert run.ups[k].run == Run(sizes[k], 3, pytest.approx(sum(losses) / 3, rel=1e-5))
+        assert run.ups[k].run == LocalRun(sizes[k], 3, pytest.approx(sum(losses) / 3, rel=1e-5))
         bases.append(w[: len(run.x.vector)])
     assert agrees(run.x, sum(n * w for n, w in zip(sizes, bases)) / sum(sizes))
 

@@ -25,7 +25,7 @@ from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from fednet.training.loop import Descent
 from fednet.training.setting import Splits
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 from tests.bench.run import cell, spread
 from tests.bench.workloads import WORKLOADS
 
@@ -78,7 +78,9 @@ class Clients:
         everyone = range(self.m)
         return self._timed(lambda: list(self.pool.map(self._client, everyone, everyone)))
 
-    def _client(self, k: int, place: int, pack: Callable[[Descent], Run] | None = None) -> None:
+    def _client(
+        self, k: int, place: int, pack: Callable[[Descent], LocalRun] | None = None
+    ) -> None:
         splits = Splits(self.data[k], self.data[k])
         host = ClientHost(self.built.setting, self.scratches[place], k, 1, splits=splits, pack=pack)
         # Packed clients share a thread, and so its stream.

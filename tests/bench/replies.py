@@ -30,7 +30,7 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.proc import processor_seconds
 from fednet.wire import frames
 from fednet.wire import messages as m
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 from tests.bench.run import ENVIRONMENT, cell, spread
 from tests.bench.workloads import Workload
 
@@ -149,7 +149,7 @@ def _reply(mapping: JsonMapping) -> tuple[str, tuple[m.Reply, bytes]]:
     x = built.setting.initial.select(built.shared)
     # FedAvg's, which has these two fields.
     up: Any = built.algorithm.exchanges[0].up
-    encoded = built.up.encode(up(x=x, run=Run(1, 1, 2.0)))
+    encoded = built.up.encode(up(x=x, run=LocalRun(1, 1, 2.0)))
     body = bytes(encoded.body)
     reply = m.Reply(
         key=m.Key(0, 0, 0, 0),

@@ -19,7 +19,7 @@ from fednet.transport.zeromq.server import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Compression, Encoded
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 
 LIMIT_S = 60.0
 
@@ -94,7 +94,7 @@ def reply(exp: Experiment, key: m.Key, weight: float) -> tuple[m.Reply, bytes]:
     up = exp.algorithm.exchanges[0].up
     x = Tensors.zeros(exp.shared)
     x.vector[3] = weight
-    values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
+    values = {n: x if f.form == "tensors" else LocalRun(1, 1, 0.0) for n, f in up.fields.items()}
     return packed(
         key, exp.up.encode(up(**values), Compression(lambda name: np.random.default_rng(0)))
     )

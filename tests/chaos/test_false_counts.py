@@ -11,6 +11,7 @@ import pytest
 
 import fednet
 from fednet.client import evaluation
+from fednet.report.read import Run
 from fednet.server.evaluation import pool_by_model
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count, batches
@@ -30,7 +31,7 @@ LIES = [
 ]
 
 
-def honest_others(run: fednet.Run) -> list[float]:
+def honest_others(run: Run) -> list[float]:
     """Return by round the pooled accuracy of the clients that do not lie."""
     found = []
     for record in run.rounds:

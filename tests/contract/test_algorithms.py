@@ -14,7 +14,7 @@ import torch
 from fednet import registry
 from fednet.algorithms.state import State, fingerprints, state_sha256
 from fednet.tensors import Tensors
-from fednet.wire.payload import KINDS, Run, Samples, tensors_of
+from fednet.wire.payload import KINDS, LocalRun, Samples, tensors_of
 from tests.algorithms.harness import Federation, images
 
 NAMES = registry.algorithm.names()
@@ -23,7 +23,7 @@ CARRIER = {
     "parameters": Tensors,
     "float": float,
     "int": int,
-    "run": Run,
+    "run": LocalRun,
     "samples": Samples,
     "array": torch.Tensor,
 }
@@ -160,7 +160,7 @@ def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replie
             counted = dataclasses.replace(up, run=dataclasses.replace(up.run, n=n if client else 1))
             fold = algorithm.accumulate(fold, server, client, counted, run.io)
         made.append(state_sha256(algorithm.server_update(fold, server, sorted(ups), run.io)))
-    few, many = (algorithm.weight(Run(n, 1, 0.0)) for n in (5, 20))
+    few, many = (algorithm.weight(LocalRun(n, 1, 0.0)) for n in (5, 20))
     assert (few == many) == (made[0] == made[1])
 
 

@@ -39,7 +39,7 @@ def test_server_momentum_is_that_of_the_paper():
     server = mine.init_server(vector(0.0))
     # v <- v / 2 + mean - w, w <- w + v
     for mean, v, x in ((1.0, 1.0, 1.0), (2.0, 1.5, 2.5), (2.5, 0.75, 3.25)):
-        up = mine.Up(x=vector(mean), run=fednet.Run(n=3, steps=1, loss=0.0))
+        up = mine.Up(x=vector(mean), run=fednet.LocalRun(n=3, steps=1, loss=0.0))
         server = serve(mine, server, {0: up}, Desk(1))
         assert (float(server.v.vector), float(server.x.vector)) == (v, x)
 

@@ -15,7 +15,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import privacy, selection
 from fednet.experiment.privacy import Noise
 from fednet.tensors import Layout, Slot, Tensors
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 from tests.rooms import hashes, lines, run, summary
 
 LAYOUT = Layout((Slot("w", (2,), "parameter"),))
@@ -43,7 +43,7 @@ def private(out, name, **sets):
 
 def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
     x = vector(1, 1)
-    run = Run(5, 1, 0.0)
+    run = LocalRun(5, 1, 0.0)
     short = privacy.clip_updates(Up(x=vector(4, 5), run=run), x, 1.0)  # (3, 4) has norm 5
     assert torch.allclose(short.x.vector, torch.tensor([1.6, 1.8]))
     assert torch.allclose(
@@ -56,7 +56,7 @@ def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_
 
 def test_the_server_counts_every_update_alike_and_clips_what_a_client_did_not():
     section = PrivacySection(clip=1.0)
-    up = privacy.clip_received(Up(x=vector(4, 5), run=Run(500, 1, 0.0)), vector(1, 1), section)
+    up = privacy.clip_received(Up(x=vector(4, 5), run=LocalRun(500, 1, 0.0)), vector(1, 1), section)
     assert up.run.n == 1
     assert torch.allclose(up.x.vector, torch.tensor([1.6, 1.8]))
 
@@ -82,7 +82,7 @@ QUESTION = privacy.Question("r", 1, 0, b"asked")
 
 
 def test_a_client_adds_noise_to_what_it_sends_only_where_the_configuration_says_so(tmp_path):
-    up = Up(x=vector(4, 5), run=Run(1, 1, 0.0))
+    up = Up(x=vector(4, 5), run=LocalRun(1, 1, 0.0))
     noise = Noise(tmp_path / "k")
     x = vector(1, 1)
     clipped = torch.tensor([1.6, 1.8])
@@ -102,7 +102,7 @@ def test_whoever_asks_twice_with_other_weights_learns_nothing_from_the_differenc
     section = PrivacySection(clip=1.0, noise=100.0, where="client")
 
     def answer(x, digest):
-        up = Up(x=x + vector(0.5, 0.5), run=Run(1, 1, 0.0))
+        up = Up(x=x + vector(0.5, 0.5), run=LocalRun(1, 1, 0.0))
         found = privacy.protect(up, x, section, noise, privacy.Question("r", 1, 0, digest))
         return found.x.vector - x.vector
 
@@ -111,7 +111,7 @@ def test_whoever_asks_twice_with_other_weights_learns_nothing_from_the_differenc
     assert float((first - other).norm()) > 1.0
     assert torch.equal(first, answer(vector(0, 0), b"a"))
     # The same question of a site whose data have changed: another answer, so other noise.
-    up = Up(x=vector(0.5, 0.25), run=Run(1, 1, 0.0))
+    up = Up(x=vector(0.5, 0.25), run=LocalRun(1, 1, 0.0))
     changed = privacy.protect(up, vector(0, 0), section, noise, privacy.Question("r", 1, 0, b"a"))
     assert float((first - changed.x.vector).norm()) > 1.0
 

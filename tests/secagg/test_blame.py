@@ -14,6 +14,7 @@ import pytest
 
 import fednet
 from fednet.errors import CannotGoOn
+from fednet.report.read import Run
 from fednet.secagg import (
     BelowThreshold,
     SecureClient,
@@ -176,7 +177,7 @@ def unopenable(answer: bytes) -> bytes:
 
 def run_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: str, change: Change, rounds: int
-) -> fednet.Run:
+) -> Run:
     """Rounds of six clients, of which one changes its answers to one step."""
     honest = SecureClient.answer
 

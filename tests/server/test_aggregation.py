@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednet.algorithms.base import Run, Samples
+from fednet.algorithms.base import LocalRun, Samples
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.feddc import FedDC
 from fednet.errors import CannotGoOn
@@ -186,7 +186,7 @@ def test_a_round_that_is_void_after_an_exchange_has_no_further_one(tmp_path):
 def said(**changes):
     def change(up):
         run = {"n": up.run.n, "steps": up.run.steps, "loss": up.run.loss, **changes}
-        return type(up)(x=up.x, run=Run(**run))
+        return type(up)(x=up.x, run=LocalRun(**run))
 
     return change
 

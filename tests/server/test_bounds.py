@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from fednet.algorithms.base import Run
+from fednet.algorithms.base import LocalRun
 from fednet.algorithms.fedavg import FedAvg
 from tests.rooms import hashes, lines, lost, run, site_data
 
@@ -40,7 +40,7 @@ def federation(monkeypatch, *, failing: int | None, malicious: int, by: str) -> 
         if host.client_id == malicious:
             up = type(up)(x=up.x * 1e5, run=up.run)
         if host.client_id == failing:
-            up = type(up)(x=up.x, run=Run(up.run.n, up.run.steps, MARK))
+            up = type(up)(x=up.x, run=LocalRun(up.run.n, up.run.steps, MARK))
         return state, up
 
     def folding(self, total, server, client_id, up, host):

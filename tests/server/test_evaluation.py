@@ -22,7 +22,7 @@ from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost
 from fednet.wire.messages import Key
-from fednet.wire.payload import Run
+from fednet.wire.payload import LocalRun
 from tests.rooms import lines, merged, run, small, summary
 
 SOME = {"rounds": 3, "clients": 5, "participation": None, "clients_per_round": 2, "seed": 1}
@@ -127,7 +127,7 @@ def test_a_reply_has_the_declared_evaluation_behind_it_where_its_task_asks_for_o
     exp = build.build(small(**JUDGED), None)
     check = inbox.form_check(exp)
     method = exp.algorithm
-    up = method.exchanges[0].up(x=exp.setting.initial, run=Run(1, 1, 2.0))
+    up = method.exchanges[0].up(x=exp.setting.initial, run=LocalRun(1, 1, 2.0))
     own = exp.up.encode(up).form
     counts = exp.up.encode(evaluation.reply(exp, {})).form
     larger = [*counts[:-1], structs.replace(counts[-1], size=2 * counts[-1].size)]

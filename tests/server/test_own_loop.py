@@ -41,7 +41,7 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
                 host.task.loss(net(x), y).backward()
                 optimizer.step()
             done = fednet.Tensors.of(net, down.x.layout)
-            run = fednet.Run(host.n, 5, 1.0)
+            run = fednet.LocalRun(host.n, 5, 1.0)
             if sends == "weights":
                 return client, self.Up(x=done, run=run)
             if sends == "said":

@@ -20,8 +20,8 @@ from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import (
     Control,
     Delta,
+    LocalRun,
     Payload,
-    Run,
     Samples,
     Scalar,
     Statistics,
@@ -86,7 +86,7 @@ def everything(seed: int = 0, samples: int = 2, many: bool = False) -> Everythin
         x=tensors(seed),
         dy=tensors(seed + 1),
         dc=tensors(seed + 2).params,
-        run=Run(10, 3, 0.5),
+        run=LocalRun(10, 3, 0.5),
         loss=1.25,
         s=s,
         sketch=torch.arange(6.0).view(2, 3),

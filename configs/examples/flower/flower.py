@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import fednet
-from fednet import Run, State, Tensors, algorithm
+from fednet import LocalRun, State, Tensors, algorithm
 from fednet.algorithms.fedavg import FedAvg
 
 # A ClientApp draws random numbers from generators of the process, and Flower keeps the sender of a
@@ -84,7 +84,7 @@ class Flower(FedAvg):
         if context.state:
             written = serde.recorddict_to_proto(context.state).SerializeToString(deterministic=True)
             client = self.Client(kept=torch.frombuffer(bytearray(written), dtype=torch.uint8))
-        run = Run(n=n, steps=1, loss=float(metrics.get("train_loss", 0.0)))
+        run = LocalRun(n=n, steps=1, loss=float(metrics.get("train_loss", 0.0)))
         return client, self.Up(x=Tensors.of(net, down.x.layout), run=run)
 
 
