@@ -219,7 +219,7 @@ def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
 
 # -- whatever crosses ------------------------------------------------------------------------------
 CONNS = (b"c", b"d")
-KEYS = (KEY, m.Key(2, 0, 0, 6), m.Key(2, 1, 0, 5, "evaluate"))
+KEYS = (KEY, KEY, m.Key(2, 1, 0, 5, "evaluate"))
 BODY = Body([bytes(12)])
 MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, Body | None]]] = {
     "task": lambda key: (m.Task(key=key, form=FORM, size=12), BODY),
@@ -230,14 +230,28 @@ MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, Body | None]]] = {
     "pull": lambda key: (m.Pull(key=key, first=0, count=1), None),
     "cancel": lambda key: (m.Cancel(key=key), None),
     "failed": lambda key: (m.Failed(key=key, reason="x"), None),
-    "alive": lambda key: (m.Alive(), None),
 }
-FROM_SERVER = ("task", "part", "last part", "pull", "cancel", "alive")
-FROM_CLIENT = ("reply", "announcement", "part", "last part", "pull", "failed", "alive")
+FROM_SERVER = ("task", "part", "last part", "pull", "cancel")
+FROM_CLIENT = ("reply", "announcement", "part", "last part", "pull", "failed")
 HAPPENS = st.tuples(
     st.sampled_from(
-        ("down", "down", "up", "up", "up", "gone", "noise", "open", "join", "end", "close")
-        + ("settle", "accept", "beats", "all beats", "undecoded")
+        (
+            "down",
+            "down",
+            "down",
+            "up",
+            "up",
+            "up",
+            "beat",
+            "beat",
+            "gone",
+            "noise",
+            "open",
+            "join",
+            "end",
+            "close",
+        )
+        + ("settle", "accept", "accept", "beats", "all beats", "undecoded")
     ),
     st.sampled_from(CONNS),
     st.sampled_from(KEYS),
@@ -321,9 +335,18 @@ class Crossings:
         self.accepted: dict[m.Key, list[tuple[str, str, int]]] = {}  # what waits for a verdict
 
     def cross(self, direction: m.Direction, conn: bytes, key: m.Key, n: int) -> None:
-        ends = self.ends
         kinds = FROM_SERVER if direction == "down" else FROM_CLIENT
-        message, body = MESSAGES[kinds[n % len(kinds)]](key)
+        self.message_crosses(direction, conn, *MESSAGES[kinds[n % len(kinds)]](key), n == 9)
+
+    def message_crosses(
+        self,
+        direction: m.Direction,
+        conn: bytes,
+        message: m.Message,
+        body: Body | memoryview | None,
+        late: bool,
+    ) -> None:
+        ends = self.ends
         sender = ends.client
         receiver = ends.server
         sends = self.client
@@ -334,7 +357,7 @@ class Crossings:
         assert sender.send(conn, message, body)
         frames = ends.wire.pop()
         nbytes = framing(*map(len, frames))
-        stray = "late" if n == 9 else ""
+        stray = "late" if late else ""
         sends.crosses(conn, direction, message, nbytes, "")
         receives.crosses(conn, direction, message, nbytes, stray)
         if direction == "up" and conn in self.came:
@@ -347,6 +370,8 @@ class Crossings:
         server = ends.server
         if what == "down" or what == "up":
             self.cross(what, conn, key, n)
+        elif what == "beat":
+            self.message_crosses("up" if n % 3 else "down", conn, m.Alive(), None, False)
         elif what == "gone":
             ends.stands = False
             assert not server.send(conn, *MESSAGES[FROM_SERVER[n % len(FROM_SERVER)]](key))
@@ -429,7 +454,7 @@ def found(rows: list[dict]) -> Counter[tuple[object, ...]]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.tuples(*[st.integers(0, 1)] * 2), st.lists(HAPPENS, max_size=40))
+@given(st.tuples(*[st.integers(0, 1)] * 2), st.lists(HAPPENS, min_size=10, max_size=50))
 def test_whatever_crosses_each_byte_is_in_the_row_that_it_belongs_to_at_each_end(opened, happened):
     crossings = Crossings()
     ends = crossings.ends
