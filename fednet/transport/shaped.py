@@ -1,8 +1,8 @@
 """A slow link in place of a fast one: bandwidth and latency, without ever blocking.
 
 A message leaves the sender when those before it have, takes its bytes over the bandwidth, then
-travels for the latency; it is on hold here for that long. `Link.time` is the
-same reckoning for a clock that is virtual.
+travels for the latency; it is on hold here for that long. `LinkShape.time` computes the same for
+simulated time.
 """
 
 from __future__ import annotations
