@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,7 +243,10 @@ class Clients:
     def forget(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
         """The replies of rounds up to this one are in a checkpoint. under_way: as for `end`."""
         with self.io as io:
-            io.inbox.clear(up_to, under_way)
+            gone = io.inbox.clear(up_to, under_way)
+        for path in gone:  # outside: the clients would take the server for dead
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 # -- building --------------------------------------------------------------------------------------

@@ -380,10 +380,12 @@ class Inbox:
         return found
 
     # -- the end of rounds -------------------------------------------------------------------------
-    def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
+    def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> list[str]:
         """Removes rounds that are over. under_way: (round, client) of their tasks that may still be
-        answered.
+        answered. Returns files for the caller to delete once it does not hold up the I/O any more:
+        the system takes seconds for one of a GB.
         """
+        gone: list[str] = []
         rounds = {round for round, _ in under_way}
         self._memory.clear(up_to, rounds)
         self._journal.forget(Forgotten(up_to, sorted(under_way)))
@@ -401,13 +403,18 @@ class Inbox:
                 client = int(os.path.basename(path).split("-")[1])
                 if (round, client) in kept or path in busy or is_read(path):
                     continue
-                size += os.path.getsize(path)
-                if size <= SPARE_BYTES:
-                    self._named += 1
-                    self._spares.append(str(place / f"{self._named}.bin"))
-                    os.replace(path, self._spares[-1])
+                self._named += 1
+                spare = str(place / f"{self._named}.bin")
+                os.replace(path, spare)
+                more = os.path.getsize(spare)
+                if size + more <= SPARE_BYTES:
+                    size += more
+                    self._spares.append(spare)
+                else:
+                    gone.append(spare)
             if round not in rounds:
                 remove_folder(folder)
+        return gone
 
     def close(self) -> None:
         """No other round comes to this process."""

@@ -358,7 +358,8 @@ class Replies(RuleBasedStateMachine):
         self.over += 1
         over = self.over
         under_way = {(over - ago, client) for ago, client in late}
-        self.inbox.clear(over, under_way)
+        for path in self.inbox.clear(over, under_way):
+            Path(path).unlink()
         rounds = {round for round, _ in under_way}
         for place in list(self.accepted):
             if place[0] <= over and (place[0], place[2]) not in under_way:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 from fednet.errors import RemoteProtocolError
 from fednet.files import digest
 from fednet.journal.events import Accepted
 from fednet.server import inbox
+from fednet.server.clients import Clients
 from fednet.wire import messages as m
 from fednet.wire.body import Body
 from fednet.wire.messages import Field, Key
@@ -104,5 +106,26 @@ def test_the_files_to_write_over_are_bounded(tmp_path, monkeypatch):
     for round in (1, 2):
         for client in range(5):
             logged(spool, Key(round, 0, 0, client), LARGE)
-        spool.clear(round)
+        gone = spool.clear(round)
+        assert len(gone) == 2
+        for path in gone:
+            os.unlink(path)
         assert len(list((tmp_path / "spare").iterdir())) == 3
+
+
+def test_what_is_too_much_to_keep_is_deleted_while_clients_are_served(tmp_path):
+    path = tmp_path / "large.bin"
+
+    class IO:
+        inbox = SimpleNamespace(clear=lambda up_to, under_way: [str(path)])
+
+        def __enter__(self):
+            path.touch()
+            return self
+
+        def __exit__(self, *why):
+            assert path.exists()  # it is not deleted yet
+
+    clients = Clients(IO(), None, None, None, None)
+    clients.forget(3)
+    assert not path.exists()
