@@ -190,13 +190,13 @@ class Codec:
         memory = None if feedback is None else how.past.of(name)
         mark = name
         if feedback is not None and memory is not None:
-            mark = f"{name}/{feedback.said(memory).hex()}"
+            mark = f"{name}/{feedback.prefix(memory).hex()}"
         # The cache holds the value: an identity alone could be a later one's.
         known = None if how.cache is None else how.cache.get(mark)
         if known is not None and known[0] is value:
             _, data, decoded, arrived = known
             if feedback is not None and memory is not None:
-                feedback.again(arrived, memory)
+                feedback.repeat_sent(arrived, memory)
             return data, decoded
         # A broadcast feeds one error back, that of the value which all share; a value of one
         # client's own has none.

@@ -100,10 +100,12 @@ class Chain:
         if self.feedback is None or memory is None:
             data = self.encode(x, rng, memory)
             return data, self.decode(data, x.numel())
-        wanted = self.feedback.wanted(x, memory)
-        data = self.encode(wanted, rng, memory)
+        target = self.feedback.target(x, memory)
+        data = self.encode(target, rng, memory)
         decoded = self.decode(data, x.numel())
-        return self.feedback.said(memory) + data, self.feedback.kept(wanted, decoded, memory)
+        return self.feedback.prefix(memory) + data, self.feedback.remember_sent(
+            target, decoded, memory
+        )
 
     def receive(self, data: memoryview, numel: int, memory: Memory) -> torch.Tensor:
         """What `send` made, for whoever remembers the same. Raises RemoteProtocolError as `decode`
@@ -114,8 +116,8 @@ class Chain:
         head = self.feedback.head
         if len(data) < head:
             raise RemoteProtocolError(f"{self}: {len(data)} bytes for {numel} values.")
-        memory = self.feedback.heard(bytes(data[:head]), memory)
-        return self.feedback.received(self.decode(data[head:], numel), memory)
+        memory = self.feedback.read_prefix(bytes(data[:head]), memory)
+        return self.feedback.remember_received(self.decode(data[head:], numel), memory)
 
     # -- without -----------------------------------------------------------------------------------
     def encode(
@@ -146,7 +148,7 @@ class Chain:
         k = numel  # how many numbers cross
         head = 0
         if select is not None:
-            k = select.left(view, numel)
+            k = select.read_count(view, numel)
             head = select.head(numel, k)
         expected = self._raw(numel, k)
         if len(view) != expected:
@@ -206,14 +208,14 @@ def parse(items: Sequence[str], shapes: tuple[tuple[int, ...], ...] = ()) -> Cha
     feedback = chain.feedback
     select = chain.select
     if feedback is not None:
-        if why := feedback.refused(select, chain.values):
+        if why := feedback.conflict(select, chain.values):
             raise ConfigError(f"{chain}: {chain.text[0]} {why}.")
-        select = None if select is None else select.under(feedback)
+        select = None if select is None else select.with_feedback(feedback)
     elif any(p.biased for p in chain.parts):
         # What is lost must be sent later (topk, sign); what qsgd loses has no bias, and rounding is
         # small.
         feedback = ErrorFeedback()
-    select = None if select is None else select.fitted(shapes)
+    select = None if select is None else select.for_shapes(shapes)
     return dataclasses.replace(chain, feedback=feedback, select=select)
 
 
@@ -232,7 +234,7 @@ def chains(
         except ConfigError as e:
             raise ConfigError(f"{where}.{kind}: {e}") from e
         way = where.rpartition(".")[2]
-        if chain.feedback is not None and (why := chain.feedback.misplaced(way, kind)):
+        if chain.feedback is not None and (why := chain.feedback.wrong_place(way, kind)):
             raise ConfigError(f"{where}.{kind}: {chain}: {chain.text[0]} {why}.")
         if chain.parts:
             found[kind] = chain
@@ -255,12 +257,17 @@ _ARRAY = _a(np.ndarray, "an array")
 _NUMBER = _a((int, np.integer), "a whole number")
 # Of another length, the chain itself refuses it.
 RETURNS: Mapping[type[CompressorPart], Mapping[str, Check]] = {
-    Feedback: {"wanted": _TENSOR, "said": _BYTES, "kept": _TENSOR, "received": _TENSOR},
+    Feedback: {
+        "target": _TENSOR,
+        "prefix": _BYTES,
+        "remember_sent": _TENSOR,
+        "remember_received": _TENSOR,
+    },
     Reduce: {
         "count": _NUMBER,
         "head": _NUMBER,
         "reduce": _a(tuple, "(bytes, an array)"),
-        "left": _NUMBER,
+        "read_count": _NUMBER,
         "expand": _ARRAY,
     },
     Select: {"select": _ARRAY},

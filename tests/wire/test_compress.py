@@ -52,7 +52,7 @@ def test_a_part_of_ones_own_that_gives_back_another_number_of_values_is_refused(
 @pytest.mark.parametrize(
     ("base", "function", "returned", "said"),
     [
-        (Feedback, "wanted", 1, "wanted of Own .* returned int, expected a tensor"),
+        (Feedback, "target", 1, "target of Own .* returned int, expected a tensor"),
         (Select, "select", [0], "select of Own .* returned list, expected an array"),
         (Values, "nbytes", 0.5, "nbytes of Own .* returned float, expected a whole number"),
         (Values, "encode", "x", "encode of Own .* returned str, expected bytes"),

@@ -89,11 +89,11 @@ class Feedback(CompressorPart):
     contracts.
     """
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         """Why it makes no sense with these parts, as the rest of a sentence; "" where it does."""
         return ""
 
-    def misplaced(self, way: str, kind: str) -> str:
+    def wrong_place(self, way: str, kind: str) -> str:
         """Why it makes no sense in that direction, for that ledger kind; "" where it does."""
         if self.way in ("", way):
             return ""
@@ -102,29 +102,31 @@ class Feedback(CompressorPart):
         return "is for uploads; delta is for what comes down"
 
     # -- the sender's side -------------------------------------------------------------------------
-    def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def target(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         """What is to be compressed in the place of x."""
         return x
 
-    def said(self, memory: Memory) -> bytes:
+    def prefix(self, memory: Memory) -> bytes:
         """What is sent before it."""
         return b""
 
-    def kept(self, wanted: torch.Tensor, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        """Remembers what became of `wanted`; what the receiver has in the place of x."""
+    def remember_sent(
+        self, target: torch.Tensor, decoded: torch.Tensor, memory: Memory
+    ) -> torch.Tensor:
+        """Remembers what became of `target`; what the receiver has in the place of x."""
         return decoded
 
-    def again(self, arrived: torch.Tensor, memory: Memory) -> None:
-        """Remembers what `kept` returned for the same value and the same memory."""
+    def repeat_sent(self, arrived: torch.Tensor, memory: Memory) -> None:
+        """Remembers what `remember_sent` returned for the same value and the same memory."""
 
     # -- the receiver's, where it is shared --------------------------------------------------------
-    def heard(self, said: bytes, memory: Memory) -> Memory:
+    def read_prefix(self, prefix: bytes, memory: Memory) -> Memory:
         """What to decode with, by what was sent before. Raises RemoteProtocolError where it is not
         here.
         """
         return memory
 
-    def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def remember_received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
         """Remembers what came. Returns the vector that replaces x at the receiver."""
         return decoded
 
@@ -153,7 +155,7 @@ class Reduce(CompressorPart):
         """(what comes before the numbers, the numbers) of x, (n,)."""
         raise NotImplementedError
 
-    def left(self, data: memoryview, n: int) -> int:
+    def read_count(self, data: memoryview, n: int) -> int:
         """How many numbers are left, by what was sent; at most `count`."""
         return self.count(n)
 
@@ -161,11 +163,11 @@ class Reduce(CompressorPart):
         """(n,) from what came before the numbers, and these."""
         raise NotImplementedError
 
-    def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
+    def for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
         """This part for vectors that hold tensors of these shapes, one behind the other."""
         return self
 
-    def under(self, feedback: Feedback) -> Reduce:
+    def with_feedback(self, feedback: Feedback) -> Reduce:
         """This part as that kind of feedback needs it."""
         return self
 

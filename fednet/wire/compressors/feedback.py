@@ -25,17 +25,19 @@ class ErrorFeedback(Feedback):
 
     paper = "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, arXiv:1901.09847"
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         if select is None and values is None:
             return "has nothing to feed back: the rest of the chain loses nothing"
         return expansive(select, values)
 
-    def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def target(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         left = memory.get()
         return x if left is None else x + left
 
-    def kept(self, wanted: torch.Tensor, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        memory.set(wanted - decoded)
+    def remember_sent(
+        self, target: torch.Tensor, decoded: torch.Tensor, memory: Memory
+    ) -> torch.Tensor:
+        memory.set(target - decoded)
         return decoded
 
 
@@ -47,7 +49,7 @@ class NoErrorFeedback(Feedback):
     turned_off = True
     scaled = True
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         biased = any(p is not None and p.biased for p in (select, values))
         return "" if biased else "turns nothing off: the rest of the chain has no error feedback"
 
@@ -78,38 +80,40 @@ class Shift(Feedback):
     head = MARK
     step = 1.0
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         if select is None and values is None:
             return "needs a compressor after it that loses something, such as topk"
         return expansive(select, values)
 
-    def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def target(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         h = memory.get("h")
         return x if h is None else x - h
 
-    def said(self, memory: Memory) -> bytes:
+    def prefix(self, memory: Memory) -> bytes:
         h = memory.get("h")
         if h is None:
             return ANEW
         found = digest([h.numpy().tobytes()])[:MARK]
         return found if found != ANEW else b"\1" * MARK
 
-    def kept(self, wanted: torch.Tensor, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
-        return self.received(decoded, memory)
+    def remember_sent(
+        self, target: torch.Tensor, decoded: torch.Tensor, memory: Memory
+    ) -> torch.Tensor:
+        return self.remember_received(decoded, memory)
 
-    def again(self, arrived: torch.Tensor, memory: Memory) -> None:
+    def repeat_sent(self, arrived: torch.Tensor, memory: Memory) -> None:
         memory.set(arrived, "h")
 
-    def heard(self, said: bytes, memory: Memory) -> Memory:
-        if said == ANEW:
+    def read_prefix(self, prefix: bytes, memory: Memory) -> Memory:
+        if prefix == ANEW:
             return dataclasses.replace(memory, known={})
-        if said != self.said(memory):
+        if prefix != self.prefix(memory):
             raise RemoteProtocolError(
                 "compressed with another memory of earlier messages than here"
             )
         return memory
 
-    def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def remember_received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
         h = memory.get("h")
         arrived = moved = decoded if h is None else h + decoded
         if self.step != 1:
@@ -170,7 +174,7 @@ class Diana(Shift):
             raise ConfigError(f"diana({alpha}): expected a step above 0 and at most 1.")
         self.step = float(alpha)
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         found = [p.omega for p in (select, values) if p is not None]
         if not found or None in found:
             return "needs a compressor without bias, randk or qsgd; ef21 is for the others"
@@ -224,17 +228,17 @@ class DGC(Feedback):
         self.momentum = float(momentum)
         self.clip = float(clip)
 
-    def refused(self, select: Reduce | None, values: Values | None) -> str:
+    def conflict(self, select: Reduce | None, values: Values | None) -> str:
         if not isinstance(select, TopK):
             return "is made for topk, which must follow it"
         return expansive(select, values)
 
-    def misplaced(self, way: str, kind: str) -> str:
+    def wrong_place(self, way: str, kind: str) -> str:
         if way == "up" and kind not in ("state", "delta"):
             return "is for updates, of kind state or delta: no other kind has a momentum"
-        return super().misplaced(way, kind)
+        return super().wrong_place(way, kind)
 
-    def wanted(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def target(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
         norm = float(torch.linalg.vector_norm(x.double()))
         g = x * (self.clip / norm) if 0 < self.clip < norm else x
         u = memory.get("u")
@@ -243,9 +247,11 @@ class DGC(Feedback):
         memory.set(u, "u")
         return u if v is None else v + u
 
-    def kept(self, wanted: torch.Tensor, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def remember_sent(
+        self, target: torch.Tensor, decoded: torch.Tensor, memory: Memory
+    ) -> torch.Tensor:
         sent = decoded != 0
         u = memory.next_of("u")
-        memory.set(wanted.masked_fill(sent, 0.0))
+        memory.set(target.masked_fill(sent, 0.0))
         memory.set(u.masked_fill(sent, 0.0), "u")
         return decoded

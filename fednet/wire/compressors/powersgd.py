@@ -40,7 +40,7 @@ class PowerSGD(Reduce):
         self.rank = int(rank)
         self._shapes: tuple[tuple[int, ...], ...] = ()
 
-    def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
+    def for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
         other = copy.copy(self)
         other._shapes = shapes
         return other

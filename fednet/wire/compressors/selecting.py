@@ -113,7 +113,7 @@ class Threshold(Select):
         where, kept = super().reduce(x, rng, memory)
         return kept.size.to_bytes(COUNT, "little") + where, kept
 
-    def left(self, data: memoryview, n: int) -> int:
+    def read_count(self, data: memoryview, n: int) -> int:
         k = int.from_bytes(data[:COUNT], "little")
         if len(data) < COUNT or k > n:
             raise RemoteProtocolError(f"threshold: {k} values announced of {n}.")
@@ -171,7 +171,7 @@ class RandK(Reduce):
         out[self._chosen(bytes(head), n)] = numbers * np.float32(factor)
         return out
 
-    def under(self, feedback: Feedback) -> Reduce:
+    def with_feedback(self, feedback: Feedback) -> Reduce:
         other = copy.copy(self)
         other.scaled = feedback.scaled
         return other
