@@ -236,8 +236,8 @@ class ClientLoop:
         self._warned_of_faults = False
         # Calls that other threads leave for this one.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # The tasks that are to be answered. Only this thread adds them, and takes away those that
-        # are answered or cancelled.
+        # The tasks that are to be answered. Only the thread of the loop adds them, and removes
+        # those that are answered or cancelled.
         self._wanted: dict[m.Key, p.DoTask] = {}
         self._delayed: list[FinishedTask] = []  # by planned faults
         self._round = 0  # of the newest task

@@ -160,7 +160,7 @@ class ServerIO:
         self._outgoing: list[Outgoing] = []
         self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
-        self._whole: list[Arrived] = []  # replies that are not taken in yet
+        self._whole: list[Arrived] = []  # replies that are not accepted or rejected yet
         self._resolved: list[Outcome] = []
         self._logged: list[ReceivedReply] = []
         self._heard = 0  # messages since the last time
@@ -176,11 +176,11 @@ class ServerIO:
         self.now = ListeningClock()
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
         self._lock = threading.Lock()
-        self._owner = 0  # a thread's number
-        self._within = 0  # how often it has entered
+        self._owner = 0  # the number of the thread that has it; 0: none
+        self._within = 0  # how often that thread is inside `with io:`
         self._wanted = self._closing = False
-        self._back = threading.Event()
-        self._free = threading.Event()
+        self._back = threading.Event()  # set while the rounds want it, or have it
+        self._free = threading.Event()  # set when the rounds leave it; the caretaker clears it
         self._broken: BaseException | None = None
         self._caretaker: threading.Thread | None = None
         if not self.inline:

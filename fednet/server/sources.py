@@ -110,7 +110,9 @@ class RealTime:
         return time.monotonic() - self.began
 
     def over(self) -> int | None:
-        """The next client whose task was over before it went out; None: there is no more."""
+        """Removes and returns the next client whose task was over before it went out; None: there
+        is no more.
+        """
         return self._over.popleft() if self._over else None
 
     def next(self, wakeup: float) -> ScheduleEvent:
