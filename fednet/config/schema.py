@@ -763,7 +763,7 @@ class PrivacySection(Section, frozen=True, kw_only=True):
 
     clip: Positive | None = None
     """Clipping bound S of an update's Euclidean norm; null: no clipping."""
-    noise: NonNegative = 0.0
+    noise: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     """Noise multiplier z: the Gaussian noise has standard deviation z times `clip`."""
     where: Literal["server", "client"] = "server"
     """server: noise is added to the sum; client: each client adds its part to its update."""
