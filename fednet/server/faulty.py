@@ -28,12 +28,12 @@ class FaultySpec(TaskSpec):
     faults: Sequence[Fault] = ()
     """Planned; sent with the first hand-out."""
     lost: str = ""
-    """The kind of the one of them after which no reply will come."""
+    """The kind of the fault among these by which the reply is lost; "" if none loses it."""
     pace: Sequence[Fault] = ()
     """How long the client's device takes, at each hand-out."""
 
     def cut(self, size: int) -> int | None:
-        """Bytes of a reply of so many that come before its upload is cut; None: it is not."""
+        """The bytes after which the upload of a reply of `size` bytes is cut; None: it is not."""
         for fault in self.faults:
             if fault.kind == self.lost == "drop_during_upload":
                 return fault.cut(size)
@@ -41,8 +41,9 @@ class FaultySpec(TaskSpec):
 
 
 class FaultyServerProtocol(ServerProtocol):
-    """All its tasks are `FaultySpec`. One whose reply will be lost is handed out once, and waited
-    for as long as for the client of a closed connection; its worker goes on with other clients.
+    """All its tasks are `FaultySpec`. One whose reply will be lost is handed out once. The server
+    waits for it as long as for a client whose connection closed; its worker does the tasks of other
+    clients meanwhile.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -68,6 +69,7 @@ class FaultyServerProtocol(ServerProtocol):
 
     # -- what comes of an upload that is cut -------------------------------------------------------
     def _reply(self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Body | None) -> str:
+        """A body that ends where it is to be cut counts as the beginning of an upload."""
         t = self._current(reply.key)
         handed = t is not None and t.worker == worker.name and t.status is TaskState.HANDED
         if t is None or not handed or body is None or len(body) != _spec(t).cut(reply.size):
@@ -85,6 +87,7 @@ class FaultyServerProtocol(ServerProtocol):
         return ""
 
     def _part(self, conn: bytes, part: m.Part, body: Body | None) -> str:
+        """After the part in which an upload is to be cut no other is asked for."""
         t = self._current(part.key)
         coming = t is not None and t.status is TaskState.ARRIVING and t.up_conn == conn
         if t is None or not coming or t.up is None or body is None:
