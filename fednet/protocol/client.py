@@ -259,7 +259,7 @@ class ClientProtocol:
             self._beaten = now
             doing = list(self.doing.items())  # a copy: other threads write to it
             for client, (stage, done, of) in doing:
-                self._send(m.Progress(client=client, phase=stage, step=done, steps=of))
+                self._send(m.Progress(client=client, stage=stage, step=done, steps=of))
             if not doing:
                 self._send(m.Alive())
         self._sent = False
@@ -304,7 +304,7 @@ class ClientProtocol:
 
     def uploading(self, client: int) -> list[Instruction]:
         """A client's reply waits for its link; this process is free for its next client."""
-        self._send(m.Progress(client=client, phase=m.UPLOADING))
+        self._send(m.Progress(client=client, stage=m.UPLOADING))
         return self._instructions()
 
     def at_once(self, slots: int) -> list[Instruction]:

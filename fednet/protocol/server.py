@@ -669,12 +669,12 @@ class ServerProtocol:
             self._assign()
         elif isinstance(beat, m.Progress) and beat.client in worker.ids:
             # While its reply is sent its worker is free for the next task.
-            if beat.phase == m.UPLOADING:
+            if beat.stage == m.UPLOADING:
                 self._run_next(worker, beat.client)
                 self._assign(worker)
             if beat.client in worker.queue:
                 self.tasks[beat.client].heard = self.now
-            worker.doing[beat.client] = beat.phase, beat.step, beat.steps
+            worker.doing[beat.client] = beat.stage, beat.step, beat.steps
 
     def _reply(self, conn: bytes, worker: ClientProcess, reply: m.Reply, body: Body | None) -> str:
         """A reply, whole or announced."""

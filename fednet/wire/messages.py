@@ -160,12 +160,12 @@ UPLOADING = "uploading"  # a client's stage once its training is over
 
 
 class Progress(Message, tag="progress", frozen=True):
-    """What this process does for a client. phase: the stage of its task, such as training; step:
-    of `steps` in this stage.
+    """What this process does for a client. stage: of its task, such as training; step: of `steps`
+    in this stage.
     """
 
     client: Index
-    phase: Name = ""
+    stage: Name = ""
     step: Index = 0
     steps: Index = 0
 

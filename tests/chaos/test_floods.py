@@ -109,7 +109,7 @@ def many_frames(mallory: Mallory, n: int) -> None:
 # As large as a header may be, of clients that do not exist; and headers that announce many lists.
 LARGE = encode(m.Join(worker="large", ids=[10**9] * (m.MAX_HEADER // 5 - 100)))
 BOMB = b"\xdc\xff\xff" * (m.MAX_HEADER // 3)
-BEAT = m.Progress(client=3, phase="training")
+BEAT = m.Progress(client=3, stage="training")
 FLOODS: dict[str, tuple[float, Callable[[Mallory, int], object], bool]] = {
     "joins": (400, lambda mallory, n: mallory.frames(LARGE), False),
     "bombs": (400, lambda mallory, n: mallory.frames(BOMB), False),

@@ -217,7 +217,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_to_the_server(tmp_path):
     mallory.frames(encode(m.Alive(run="foreign", inc=mallory.inc)))
     mallory.frames(encode(m.Alive(run=mallory.run, inc=mallory.inc + 1)))
     for _ in range(100):
-        mallory.say(m.Progress(client=10**9, phase="\x1b[2J" * 20))
+        mallory.say(m.Progress(client=10**9, stage="\x1b[2J" * 20))
 
     honest, worked = in_thread(
         lambda: join.main("0-3", Policy(), run=directory, state=directory / "state")

@@ -189,7 +189,7 @@ class Attack:
             self.sent["floods"] += 1
             while insider.open and not self._stop.is_set():
                 insider.say(m.Part(key=m.Key(1, 0, 0, 1), index=0), bytes(MIB))
-                insider.say(m.Progress(client=1, phase="x" * 128))
+                insider.say(m.Progress(client=1, stage="x" * 128))
                 insider.frames(deep)
                 insider.frames(bytes(m.MAX_HEADER))
                 self.sent["flood"] += MIB + len(deep) + m.MAX_HEADER
@@ -212,7 +212,7 @@ class Attack:
             while insider.open and not self._stop.is_set():
                 if time.monotonic() - beaten > 0.1:
                     beaten = time.monotonic()
-                    insider.say(m.Progress(client=1, phase="training", step=1, steps=9))
+                    insider.say(m.Progress(client=1, stage="training", step=1, steps=9))
                 for message in insider.poll(0.01):
                     if not isinstance(message, m.Task):
                         continue

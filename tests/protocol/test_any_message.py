@@ -51,7 +51,7 @@ FROM_CLIENT: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.Ready: st.builds(m.Ready, layout=st.sampled_from(["L", "M"]), **MARKS),
     m.Alive: st.builds(m.Alive, **MARKS),
-    m.Progress: st.builds(m.Progress, client=st.integers(0, 4), phase=st.just("training"), **MARKS),
+    m.Progress: st.builds(m.Progress, client=st.integers(0, 4), stage=st.just("training"), **MARKS),
     m.Slots: st.builds(m.Slots, slots=st.integers(1, 9), **MARKS),
     m.Reply: sized(m.Reply),
     m.Failed: st.builds(m.Failed, key=KEYS, reason=st.just("no"), again=st.booleans(), **MARKS),

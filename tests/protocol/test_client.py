@@ -426,7 +426,7 @@ def test_beats_tell_what_each_client_does():
     c.doing[1] = ("training", 3, 9)
     assert c.tick(0.5) == []
     assert sent(c.tick(1.0)) == [
-        m.Progress(run="r", inc=1, client=1, phase="training", step=3, steps=9)
+        m.Progress(run="r", inc=1, client=1, stage="training", step=3, steps=9)
     ]
     assert c.tick(1.5) == []
 

@@ -106,7 +106,7 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
 
     def beat() -> None:
         if here:
-            uploading = m.Progress(client=draw.randrange(CLIENTS), phase=m.UPLOADING)
+            uploading = m.Progress(client=draw.randrange(CLIENTS), stage=m.UPLOADING)
             said = draw.choice([m.Slots(slots=draw.randint(1, 3)), uploading, m.Alive()])
             marked = msgspec.structs.replace(said, run="r", inc=1)
             do(say(one, draw.choice(sorted(here)), marked, now))

@@ -284,7 +284,7 @@ def test_who_waits_for_a_busy_worker_is_told_from_who_is_not_there():
         return [(row["client"], row["phase"]) for row in s.waiting()]
 
     assert rows() == [(0, "handed"), (1, "queued"), (2, "queued"), (3, "waiting")]
-    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9))
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, stage="training", step=1, steps=9))
     assert rows()[0] == (0, "training")
     answer(s, b"1", 0)
     s.begin(2, 0, "train", [spec(0)], Rules(), 0.0)
@@ -489,7 +489,7 @@ def test_tasks_that_were_dropped_while_they_waited_do_not_count_among_those_that
 
 def test_an_upload_that_waits_for_its_link_leaves_its_slot_to_the_next_task():
     s = begun([spec(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0, silent=None))
-    out = say(s, b"1", m.Progress(run="r", inc=1, client=0, phase=m.UPLOADING), 5.0)
+    out = say(s, b"1", m.Progress(run="r", inc=1, client=0, stage=m.UPLOADING), 5.0)
     assert [t.key.client for t in sent(out, m.Task)] == [2]
     assert s.roster.workers["w"].queue == [1, 2]
     for now, client in ((10.0, 0), (15.0, 1)):
@@ -511,7 +511,7 @@ def test_longest_first_for_a_worker_of_few_clients_and_after_a_failure_too():
 def test_signs_of_life_do_not_put_off_a_deadline():
     s = begun(rules=Rules(deadline=10.0, silent=None))
     for now in (3.0, 6.0, 9.0):
-        say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), now)
+        say(s, b"1", m.Progress(run="r", inc=1, client=0, stage="training", step=1, steps=9), now)
         assert of(s.tick(now), Resolved) == []
     assert of(s.tick(10.0), Resolved) == [Resolved(key(0), "deadline")]
 
@@ -827,7 +827,7 @@ def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
         assert len(sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)) == 1
     assert sent(say(s, b"20", reply(20, 9 * m.PART), 0.1), m.Pull) == []
     for i in range(16):  # which is not a part
-        say(s, b"%d" % i, m.Progress(run="r", inc=1, client=i, phase="training"), 0.1)
+        say(s, b"%d" % i, m.Progress(run="r", inc=1, client=i, stage="training"), 0.1)
     assert sent(s.tick(UNUSED_S - 0.1), m.Pull) == []
     assert [p.key.client for p in sent(s.tick(UNUSED_S), m.Pull)] == [20]
     assert len(sent(say(s, b"21", reply(21, 9 * m.PART), UNUSED_S), m.Pull)) == 1
@@ -872,7 +872,7 @@ def test_all_workers_hear_of_the_end():
 def test_nothing_is_kept_of_progress_that_a_worker_reports_of_clients_of_others():
     s = begun()
     for client in (0, 9):
-        say(s, b"1", m.Progress(run="r", inc=1, client=client, phase="training"))
+        say(s, b"1", m.Progress(run="r", inc=1, client=client, stage="training"))
     assert list(s.roster.workers["w"].doing) == [0]
 
 

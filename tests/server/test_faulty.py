@@ -70,14 +70,14 @@ def test_each_task_of_a_client_has_the_faults_that_are_planned_for_it():
 def test_a_site_that_falls_silent_by_plan_is_waited_for_from_its_last_report():
     s = begun(spec(0, lost="crash"), closed=10.0, silent=None)
     assert ends(s.tick(9.0)) == []
-    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training", step=1, steps=9), 9.0)
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, stage="training", step=1, steps=9), 9.0)
     assert ends(s.tick(18.0)) == []
     assert ends(s.tick(19.0)) == [Resolved(key(0), "lost: crash")]
 
 
 def test_a_task_that_is_lost_by_plan_behind_another_is_waited_for_once_it_is_first():
     s = begun(spec(0, lost="crash", cost=9), spec(1, lost="crash"), spec(2))
-    say(s, b"1", m.Progress(run="r", inc=1, client=0, phase="training"), 2.0)
+    say(s, b"1", m.Progress(run="r", inc=1, client=0, stage="training"), 2.0)
     assert ends(s.tick(4.9)) == []
     assert ends(s.tick(5.0)) == [Resolved(key(0), "lost: crash")]
     assert ends(s.tick(7.9)) == []

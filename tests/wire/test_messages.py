@@ -29,7 +29,7 @@ FROM_CLIENT = [
     ),
     m.Ready(run="r", inc=2, layout="d", sites=[m.SiteFacts(0, 10, 5, [4, 6])]),
     m.Alive(run="r", inc=2),
-    m.Progress(run="r", inc=2, client=7, phase="training", step=3, steps=9),
+    m.Progress(run="r", inc=2, client=7, stage="training", step=3, steps=9),
     m.Slots(run="r", inc=2, slots=3),
     m.Reply(
         run="r",
@@ -164,7 +164,7 @@ KEYED = {"key": [0, 0, 0, 0]}
 BASES: dict[str, tuple[dict[str, Any], Any]] = {
     "join": ({"worker": "w"}, decode_from_client),
     "ready": ({"layout": ""}, decode_from_client),
-    "progress": ({"client": 0, "phase": "x"}, decode_from_client),
+    "progress": ({"client": 0, "stage": "x"}, decode_from_client),
     "reply": ({**KEYED, "form": [], "size": 0}, decode_from_client),
     "failed": ({**KEYED, "reason": "x"}, decode_from_client),
     "pull": ({**KEYED, "first": 0, "count": 1}, decode_from_client),
@@ -237,7 +237,7 @@ MARKED = [text for mark in MARKS for text in (f"{mark}a", f"a{mark}b", f"a{mark}
         ("ready", "sites", [[[0, m.MAX_SAMPLES + 1, 0]], [[0, 5, m.MAX_SAMPLES + 1]]], "sites"),
         ("join", "host", ["a\rb", *MARKED], "regex"),
         ("join", "device", ["\x9b2J"], ""),  # it would move a terminal's cursor
-        ("progress", "phase", ["\x1b[2J"], ""),
+        ("progress", "stage", ["\x1b[2J"], ""),
         ("failed", "reason", ["\x1b]0;title\x07", *MARKED], "regex"),
         ("failed", "reason", ["x" * 4097], ""),
         ("refuse", "reason", MARKED, "regex"),
