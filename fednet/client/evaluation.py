@@ -149,7 +149,7 @@ def _calibrate(exp: Experiment, x: Tensors, record: Record, host: ClientHost) ->
     has_own = exp.config.model.buffers == "local" and record.buffers is not None
     if not exp.uncalibrated or has_own or host.n < 2:
         return x
-    return host.recalibrated(x).select(x.layout)
+    return host.recalibrate(x).select(x.layout)
 
 
 def _merge_shared(whole: Tensors, newest: Tensors | None, host: ClientHost) -> Tensors:

@@ -91,7 +91,7 @@ class Evaluator:
             return x
         inputs = self.test if self.measured_over == "test" else self.host.public_inputs
         assert inputs is not None
-        return self.host.recalibrated(x, inputs[0])
+        return self.host.recalibrate(x, inputs[0])
 
     # -- a round -----------------------------------------------------------------------------------
     def evaluate(self, round: OpenRound) -> Tensors | None:

@@ -106,7 +106,7 @@ def keep_personal(
         beside = dict(method.beside(own))
         about: dict[str, str] = {}
         if isinstance(personal, Tensors):
-            whole = host.whole(personal)
+            whole = host.complete(personal)
         elif beside:
             about["beside"] = " ".join(beside)
         else:

@@ -163,19 +163,19 @@ class ClientHost:
         return torch.bincount(y[y >= 0].cpu(), minlength=self.classes).numpy()
 
     # -- models ------------------------------------------------------------------------------------
-    def whole(self, x: Tensors) -> Tensors:
+    def complete(self, x: Tensors) -> Tensors:
         """Returns x completed with the site's own tensors."""
         return x if x.layout == self.layout else self.rest.to(x.device).merge(x)
 
     def model(self, x: Tensors) -> nn.Module:
         """Returns a scratch module holding x (overwritten by the next call)."""
-        return self.scratch.load(self.whole(x)).eval()
+        return self.scratch.load(self.complete(x)).eval()
 
     def frozen(self, x: Tensors) -> nn.Module:
         """Returns a further module of the same architecture holding x, in eval mode, without
         gradients.
         """
-        module = self._borrow_scratch().load(self.whole(x)).eval()
+        module = self._borrow_scratch().load(self.complete(x)).eval()
         for p in module.parameters():
             p.requires_grad_(False)
         return module
@@ -232,7 +232,7 @@ class ClientHost:
         """
         setting = self.setting
         config = self.train_config
-        start = self.whole(x)
+        start = self.complete(x)
         own: Pair | Site = (
             self.data_in_pack if self.pack is not None and loss is None else self.data
         )
@@ -292,7 +292,7 @@ class ClientHost:
         """Returns the gradient of the mean loss over the whole local set at x, in eval mode for
         buffers. `.x` has x's layout: the gradient, and x's own buffers.
         """
-        at = self.whole(x)
+        at = self.complete(x)
         self.scratch.load(at)
         # A method that never trains is evaluated with the model of its gradient.
         if self.trained is None:
@@ -324,10 +324,10 @@ class ClientHost:
                 p.grad = None
         return Trained(gradient.select(x.layout), LocalRun(self.n, 0, float(total)))
 
-    def recalibrated(self, x: Tensors) -> Tensors:
+    def recalibrate(self, x: Tensors) -> Tensors:
         """Returns the whole model x with BatchNorm statistics of the client's training samples."""
         size = self.setting.config.evaluate.batch_size
-        return recalibrate(self.scratch, self.whole(x), self.data[0], size)
+        return recalibrate(self.scratch, self.complete(x), self.data[0], size)
 
     def evaluate(
         self, model: Tensors | Callable[[Inputs], torch.Tensor], data: Pair | None = None
@@ -453,7 +453,7 @@ class ServerHost:
             x if x.layout == self.layout else self.setting.initial.to(x.device).merge(x)
         ).eval()
 
-    def recalibrated(self, x: Tensors, inputs: Inputs) -> Tensors:
+    def recalibrate(self, x: Tensors, inputs: Inputs) -> Tensors:
         """Returns x with BatchNorm statistics of `inputs`, which are on `device`."""
         whole = self.setting.initial.to(x.device).merge(x)
         size = self.setting.config.evaluate.batch_size
