@@ -365,7 +365,7 @@ class Algorithm:
         """Returns the payload that a client gets once, with its first task; by default None."""
         return None
 
-    def enrolled(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
+    def receive_enrolment(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
         """Returns the client's state after it got the payload of `enroll`."""
         return client
 

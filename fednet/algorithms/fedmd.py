@@ -108,7 +108,7 @@ class FedMD(Algorithm):
         x, y = host.public.train
         return self.Enrolment(samples=Samples(x, y))
 
-    def enrolled(self, client, payload, host):
+    def receive_enrolment(self, client, payload, host):
         return client.replace(x=payload.samples.x, y=payload.samples.y)
 
     def broadcast(self, server, phase, client_id):

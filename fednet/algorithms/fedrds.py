@@ -82,7 +82,7 @@ class FedRDS(Algorithm):
         which = torch.from_numpy(np.sort(rows))
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
 
-    def enrolled(self, client, payload, host):
+    def receive_enrolment(self, client, payload, host):
         return client.replace(x=payload.samples.x, y=payload.samples.y)
 
     def sizes(self, payload, client):

@@ -48,7 +48,7 @@ class Local(Algorithm):
     def enroll(self, server, client_id, host):
         return self.Enrolment(x=server.x) if self.config.init == "shared" else None
 
-    def enrolled(self, client, payload, host):
+    def receive_enrolment(self, client, payload, host):
         return self.Client(x=host.initial.merge(payload.x))
 
     def client_update(self, phase, client, down, host):

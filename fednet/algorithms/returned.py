@@ -85,7 +85,7 @@ RETURNS: Mapping[str, Check] = {
     "enroll": lambda method, given, found: (
         None if found is None else _enrolment(method, given, found)
     ),
-    "enrolled": _state("Client"),
+    "receive_enrolment": _state("Client"),
     "broadcast": _payload("the payload that goes down, Down(...)"),
     "client_update": _pair,
     "init_accumulator": _state("Accumulator"),

@@ -402,7 +402,7 @@ class Worker:
             assert method.Enrolment is not None
             given, (form, body) = cut(form, body, task.enrol)
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
-            state = method.enrolled(state, enrolment, host)
+            state = method.receive_enrolment(state, enrolment, host)
         kind = method.exchanges[task.key.phase].down
         down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
         if body.by_reference and self.device.device.type != "cpu" and method.only_sums:

@@ -227,7 +227,7 @@ class Run:
                     state = algorithm.init_client(self.federation.initial)
                     enrolment = self.enrolments[client] = algorithm.enroll(server, client, self.io)
                     if enrolment is not None:
-                        state = algorithm.enrolled(state, enrolment, host)
+                        state = algorithm.receive_enrolment(state, enrolment, host)
                 down = algorithm.broadcast(server, phase, client)
                 assert type(down) is exchange.down
                 state, up = algorithm.client_update(phase, state, down, host)

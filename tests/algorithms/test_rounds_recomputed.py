@@ -185,7 +185,7 @@ def test_fedmd_draws_a_subset_of_its_own_for_each_round():
     rows = []
     for round in (1, 2):
         state = run.algorithm.init_client(run.federation.initial)
-        state = run.algorithm.enrolled(state, run.enrolments[0], run.host(0))
+        state = run.algorithm.receive_enrolment(state, run.enrolments[0], run.host(0))
         down = run.algorithm.broadcast(run.servers[0], 0, 0)
         rows.append(run.algorithm.client_update(0, state, down, run.site(0, round=round))[1].scores)
     assert torch.equal(rows[0], first[0])
