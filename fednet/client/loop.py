@@ -339,7 +339,7 @@ class ClientLoop:
             elif isinstance(event, Closed):
                 self._connected = False
                 self.link.ended(CONNECTION)
-                self._follow(self.protocol.closed(now))
+                self._follow(self.protocol.closed())
                 self.link.undecoded(CONNECTION, event.received)
                 self.link.closed(CONNECTION)
         while not self._calls.empty():

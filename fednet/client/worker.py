@@ -399,7 +399,10 @@ class Worker:
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
         form = task.form
         if task.enrol:
-            assert method.Enrolment is not None
+            if method.Enrolment is None:
+                raise RemoteProtocolError(
+                    "the task has an enrolment, which the method does not take"
+                )
             given, (form, body) = cut(form, body, task.enrol)
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.receive_enrolment(state, enrolment, host)

@@ -603,7 +603,8 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """When a round starts, when it closes, and when it is discarded."""
 
     deadline: Annotated[Positive, Carried] | None = None
-    """Time that a client has for a task after it was sent; null: wait for all that are alive. [s]
+    """Time that a client has for a task after it was sent, or after its turn came in a process that
+    does several; null: wait for all that are alive. [s]
     """
     min_results: AtLeast1 = 1
     """A round with fewer replies is discarded. [clients]"""

@@ -175,13 +175,13 @@ class ClientProtocol:
     def opened(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         if self.state in CONNECTED:  # the end of the last connection was not heard of
-            out = self.closed(now)
+            out = self.closed()
         self._change(ClientEvent.OPENED)
         if self.state is not ClientState.OVER:
             self._join(now)
         return out + self._instructions()
 
-    def closed(self, now: float) -> list[Instruction]:
+    def closed(self) -> list[Instruction]:
         """The connection has ended: the server sends again what was coming, and replies are
         announced again.
         """

@@ -30,12 +30,11 @@ class Stray(msgspec.Struct, frozen=True):
 
 
 class Store(msgspec.Struct, frozen=True):
-    """A part of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
+    """A part of a reply's payload, in order: to be appended at `offset`."""
 
     key: Key
     offset: int
     data: Body
-    size: int
 
 
 class Arrived(msgspec.Struct, frozen=True):

@@ -703,14 +703,9 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"
-        self._change(t, TaskEvent.ANNOUNCED)
-        t.run(self.now)  # also where a task before it in the queue was never answered
-        t.reply = reply
-        t.up_conn = conn
-        t.heard = self.now
         leaves = t.spec.leaves
         until = None if leaves is None or leaves.at is not None else leaves.up
-        t.up = Receiving(reply.size, self.part, until=until)
+        self._announced(t, conn, reply, until)
         if reply.size == 0 or body is not None:
             self._payload_complete(t, reply, NOTHING if body is None else body)
         else:
@@ -718,6 +713,17 @@ class ServerProtocol:
             self._grant()
         self._assign(worker)
         return ""
+
+    def _announced(
+        self, t: TrackedTask, conn: bytes, reply: m.Reply, until: int | None = None
+    ) -> None:
+        """The task's reply comes, over that connection. until: see `Receiving`."""
+        self._change(t, TaskEvent.ANNOUNCED)
+        t.run(self.now)  # also where a task before it in the queue was never answered
+        t.reply = reply
+        t.up_conn = conn
+        t.heard = self.now
+        t.up = Receiving(reply.size, self.part, until=until)
 
     def _part(self, conn: bytes, part: m.Part, body: Body | None) -> str:
         """The next part of a reply that was announced."""
@@ -734,7 +740,7 @@ class ServerProtocol:
         if start is None or body is None:
             return "doubled"
         t.heard = self.now
-        self._out.append(Store(part.key, start, body, t.reply.size))
+        self._out.append(Store(part.key, start, body))
         if t.up.whole:
             self._payload_complete(t, t.reply)
         else:

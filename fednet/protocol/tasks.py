@@ -84,7 +84,7 @@ class Rules:
     """How long the server waits, in seconds; None: for ever."""
 
     deadline: float | None = None
-    """For a client's task, from its hand-out."""
+    """For a client's task, from its hand-out; behind others of its process, from its turn on."""
     closed: float | None = 3.0
     """For a client whose connection closed."""
     silent: float | None = 10.0

@@ -96,7 +96,7 @@ class Exchanges:
         for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
             source.expect(client)
         if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
-            while (over := source.over()) is not None:
+            while (over := source.next_known()) is not None:
                 self.take(exchange, ScheduleEvent(0.0, over, exchange.asked[over].reason))
         specs = [a.spec for a in exchange.asked.values() if not a.over]
         self.clients.open((round, index, "train"), specs, self.deadline_s())
@@ -471,10 +471,10 @@ class Exchanges:
                 return None
         tested = self.clients.sizes.test_labels(client)
         if key.purpose == "evaluate":  # it was checked when it came
-            return evaluation_in(exp, client, form, reply.body(), tested)
+            return evaluation_in(exp, form, reply.body(), tested)
         _, evaluation = cut(form, reply.body(), own)
         try:
-            return evaluation_in(exp, client, *evaluation, tested)
+            return evaluation_in(exp, *evaluation, tested)
         except RemoteProtocolError:  # as when it came, of which there is an event
             return None
 

@@ -15,7 +15,6 @@ from fednet.errors import RemoteProtocolError
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState
 from fednet.protocol.tasks import TaskSpec, TrackedTask
-from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import ClientProcess
 from fednet.wire import messages as m
 from fednet.wire.body import Body
@@ -77,12 +76,7 @@ class FaultyServerProtocol(ServerProtocol):
         if sum(f.size for f in reply.form) != reply.size:
             raise RemoteProtocolError("reply: announced sizes do not agree")
         self._declared(t.key, reply.form, t.spec.evaluates)
-        self._change(t, TaskEvent.ANNOUNCED)
-        t.run(self.now)
-        t.reply = reply
-        t.up_conn = conn
-        t.heard = self.now
-        t.up = Receiving(reply.size, self.part)  # of which nothing is asked for
+        self._announced(t, conn, reply)  # of which nothing more is asked for
         self._assign(worker)
         return ""
 

@@ -214,8 +214,8 @@ class Inbox:
         return f"{self.folder}/round-{key.round}/{key.phase}-{key.client}-{key.purpose}.bin"
 
     # -- writing -----------------------------------------------------------------------------------
-    def store(self, key: Key, offset: int, data: Body, size: int) -> None:
-        """Bytes of a payload of that size, in order; offset 0 starts it again."""
+    def store(self, key: Key, offset: int, data: Body) -> None:
+        """Bytes of a payload, in order; offset 0 starts it again."""
         if offset == 0:
             self.abandon(key)
             self.withdraw(key)  # before a byte of the file changes: half of it is no reply
@@ -256,7 +256,7 @@ class Inbox:
         alike: list[tuple[ReceivedReply, Body]] = []  # of one exchange and form, and small
         for record, body in arrived:
             try:
-                reply, content = self._open(record, body)
+                reply, content = self._check_payload(record, body)
             except RemoteProtocolError as broken:
                 found += self._accept(alike)
                 found.append(broken)
@@ -268,9 +268,9 @@ class Inbox:
             alike.append((reply, content))
         return found + self._accept(alike)
 
-    def _open(self, record: Accepted, body: Body | None) -> tuple[ReceivedReply, Body]:
-        """A reply with its payload, which is what its client sent. Raises RemoteProtocolError for
-        one that is not.
+    def _check_payload(self, record: Accepted, body: Body | None) -> tuple[ReceivedReply, Body]:
+        """Returns the reply, and its payload where it is kept: in memory, in a file or for the
+        journal. Raises RemoteProtocolError where it is not what its client sent.
         """
         message = record.message
         key = message.key
@@ -284,7 +284,7 @@ class Inbox:
         elif body is None or body.by_reference or size > SMALL_BYTES:
             here = body is not None and body.by_reference
             if body is not None:
-                self.store(key, 0, body, size)
+                self.store(key, 0, body)
             body, found = self._finish(key, size)
             reply.path = self._path(key)
             if here:
@@ -469,7 +469,7 @@ def form_check(exp: Experiment) -> Callable[[Key, Sequence[Field], bool], None]:
 
 
 def evaluation_in(
-    exp: Experiment, client: int, form: Sequence[Field], body: Body, tested: tuple[int, int]
+    exp: Experiment, form: Sequence[Field], body: Body, tested: tuple[int, int]
 ) -> EvaluationReply:
     """A client's evaluation, whose form was checked when it was announced. Raises
     RemoteProtocolError for one that cannot be of this client.
@@ -504,7 +504,7 @@ def decoder(
         form: Sequence[Field] = first.form
         if key.purpose == "evaluate":
             clients = [reply.message.key.client for reply in replies]
-            return [evaluation_in(exp, c, form, b, tested(c)) for c, b in zip(clients, bodies)]
+            return [evaluation_in(exp, form, b, tested(c)) for c, b in zip(clients, bodies)]
         kind = exp.algorithm.exchanges[key.phase].up
         more: Sequence[Field] = ()  # the fields of an evaluation
         behind: list[Body] = []  # their bytes
@@ -533,7 +533,7 @@ def decoder(
         for reply, body in zip(replies, behind):
             client = reply.message.key.client
             try:
-                reply.evaluation = evaluation_in(exp, client, more, body, tested(client))
+                reply.evaluation = evaluation_in(exp, more, body, tested(client))
             except RemoteProtocolError as broken:  # it decides nothing of the training
                 reply.refused = str(broken)
         if kind not in alone and sent.fill is None:

@@ -480,7 +480,7 @@ class ServerIO:
                 self._unsent.add((out.conn, out.name[-1]))
                 self._tasks_left = self._tasks_left or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
-                self.inbox.store(i.key, i.offset, i.data, i.size)
+                self.inbox.store(i.key, i.offset, i.data)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 if i.body is not None:

@@ -109,7 +109,7 @@ class RealTime:
     def now(self) -> float:
         return time.monotonic() - self.began
 
-    def over(self) -> int | None:
+    def next_known(self) -> int | None:
         """Removes and returns the next client whose task was over before it went out; None: there
         is no more.
         """
@@ -126,7 +126,7 @@ class RealTime:
 
     def next_ended(self, timeout_s: float) -> int | None:
         """The next client whose task is over; None after a while."""
-        client = self.over()
+        client = self.next_known()
         if client is not None:
             return client
         outcome = self.clients.wait(timeout_s)

@@ -166,7 +166,7 @@ def test_an_upload_that_begins_again_over_another_connection_ends_at_the_same_by
     cuts.plan(KEY, PART + 3)
     replied(c, 2 * PART)
     c.received(m.Pull(run="r", inc=1, key=KEY, first=0, count=1), None, 0.0)
-    assert passed(cuts, c.closed(1.0)) == [p.Booked("up", KEY, False)]
+    assert passed(cuts, c.closed()) == [p.Booked("up", KEY, False)]
     c.opened(2.0)
     c.received(WELCOME, None, 2.0)
     pull = m.Pull(run="r", inc=1, key=KEY, first=0, count=2)

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 from typing import ClassVar
 
+import msgspec
 import pytest
 import torch
 
@@ -69,6 +70,17 @@ def test_a_damaged_payload_is_refused_though_the_same_came_whole_before(tmp_path
     assert failed.key == m.Key(2, 0, 0, 0)
     assert failed.reason == "the payload was damaged on its way"
     assert failed.again
+
+
+def test_a_task_that_enrols_a_client_of_a_method_without_enrolments_is_refused(tmp_path, exp):  # noqa: F811
+    message, body = task(exp, m.Key(1, 0, 0, 0))
+    enrols = msgspec.structs.replace(message, enrol=1)
+    server = Liar(told())
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(enrols, body)
+        server.listen(lambda: server.said(m.Failed))
+    assert server.said(m.Failed)[0].reason == "the task enrols a client, which this method does not"
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])

@@ -240,7 +240,7 @@ class Net:
         site.up.clear()
         site.down.clear()
         site.link.ended(b"")
-        site.do(site.protocol.closed(self.now))
+        site.do(site.protocol.closed())
         site.link.closed(b"")
         self.link.ended(conn)
         self.do(self.server.closed(conn, self.now))

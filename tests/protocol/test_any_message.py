@@ -137,7 +137,7 @@ def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
     for what, message, body in said:
         done: list[c.Instruction] = []
         if what == 8:
-            done = [*machine.closed(now), *machine.opened(now)]
+            done = [*machine.closed(), *machine.opened(now)]
         elif what == 9:
             now += 10.0
             done = machine.tick(now)

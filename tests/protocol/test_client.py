@@ -78,7 +78,7 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     c = working()
     sites = [m.SiteFacts(client=0, train=7, test=2)]
     c.ready("L", sites)
-    c.closed(1.0)
+    c.closed()
     (join,) = sent(c.opened(2.0))
     assert (join.session, join.ids, join.share, join.holding) == ("s", [], (1, 2), [key()])
     assert c.received(WELCOME, None, 2.0) == [
@@ -90,7 +90,7 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
 def restarted() -> ClientProtocol:
     """Joined to a server of a later incarnation, with a task of the earlier one at hand."""
     c = working()
-    c.closed(1.0)
+    c.closed()
     c.opened(2.0)
     c.received(m.Welcome(run="r", inc=2, session="t", name="n", config="c", ids=[0, 1]), None, 2.0)
     return c
@@ -110,7 +110,7 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
     c.reply(*reply(2 * m.PART))
     pull(c, 0, 1)
     if heard:
-        c.closed(1.0)
+        c.closed()
     c.opened(2.0)
     second = msgspec.structs.replace(WELCOME, inc=2)
     assert [type(x) for x in sent(c.received(second, None, 2.0))] == [m.Ready]
@@ -136,7 +136,7 @@ def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
     c = working()
     assert pull(c) == [Stray("late")]
     c.reply(*reply(2 * m.PART))
-    c.closed(1.0)
+    c.closed()
     c.opened(1.0)
     assert pull(c) == [Stray("late")]
 
@@ -164,7 +164,7 @@ def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_no
     give(c, task(key=key(attempt=1)))
     c.reply(*reply(2 * m.PART, key(attempt=1)))
     assert Booked("up", key(attempt=1), False) in c.abandon(key(attempt=1))
-    c.closed(1.0)
+    c.closed()
     assert [join.holding for join in sent(c.opened(2.0), m.Join)] == [[]]
 
 
@@ -217,13 +217,13 @@ def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over
 
 def test_another_run_is_prepared_anew_before_anything_is_ready():
     c = ready()
-    c.closed(1.0)
+    c.closed()
     c.opened(2.0)
     other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
     for again in (False, True):
         assert c.received(other, None, 2.0) == [Prepare(other, again)]
         assert c.state is ClientState.WELCOMED
-        c.closed(2.0)
+        c.closed()
         c.opened(2.0)
 
 
@@ -265,7 +265,7 @@ def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():
     c = ready()
     with pytest.raises(RemoteProtocolError, match="has not just joined"):
         c.received(WELCOME, None, 0.0)
-    c.closed(1.0)
+    c.closed()
     c.opened(2.0)
     more = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1, 2], beat_s=1.0)
     assert c.received(more, None, 2.0) == [Prepare(more, False)]
@@ -341,7 +341,7 @@ def test_payloads_come_one_after_the_other_in_the_order_of_their_tasks():
     out = part(c, key(attempt=3), index=1)  # out of turn
     assert [f.key.attempt for f in sent(out, m.Failed)] == [3]
     assert [p.key.attempt for p in sent(out, m.Pull)] == [4]
-    c.closed(1.0)
+    c.closed()
     c.opened(2.0)
     c.received(WELCOME, None, 2.0)
     assert [p.key.attempt for p in sent(give(c, again, None), m.Pull)] == [4]
@@ -400,7 +400,7 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
 @pytest.mark.parametrize("joining", [False, True])
 def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
     c = working()
-    c.closed(1.0)
+    c.closed()
     if joining:
         c.opened(2.0)
     assert c.reply(*reply(3)) == []
@@ -436,7 +436,7 @@ def test_silent_server_is_left():
     assert Reconnect() not in c.tick(SILENCE)
     assert c.tick(SILENCE + 0.1) == [Reconnect()]
     assert Reconnect() not in c.tick(SILENCE + 0.2)  # once
-    c.closed(9.0)
+    c.closed()
     c.opened(100.0)
     assert c.tick(107.0) == []
     c.received(WELCOME, None, 107.0)
@@ -449,7 +449,7 @@ def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connecti
     c = working()
     assert c.received(m.Refuse(reason="a pull out of turn"), None, 0.0) == []
     assert c.received(m.Refuse(reason="damaged", unread=True), None, 0.0) == [Reconnect()]
-    c.closed(0.0)
+    c.closed()
     assert sent(c.opened(0.0), m.Join)[0].holding == [key()]
 
 
@@ -464,7 +464,7 @@ def test_refused_join_is_tried_again_unless_that_cannot_help():
         assert c.tick(now + wait - 0.1) == []
         now += wait
         assert [type(x) for x in sent(c.tick(now))] == [m.Join]
-    c.closed(now)
+    c.closed()
     c.opened(now)
     c.received(full, None, now)
     now += 1.0  # as the first time
@@ -489,7 +489,7 @@ def test_process_that_can_do_more_at_once_says_so_now_and_when_it_joins_again():
     (beat,) = sent(c.at_once(3), m.Slots)
     assert beat.slots == 3
     assert c.at_once(3) == []
-    c.closed(1.0)
+    c.closed()
     assert c.at_once(2) == []
     (join,) = sent(c.opened(2.0), m.Join)
     assert join.slots == 2

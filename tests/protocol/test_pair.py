@@ -349,7 +349,7 @@ class Federation(RuleBasedStateMachine):
             site.up.clear()
             site.down.clear()
             site.link.ended(b"")
-            site.do(site.protocol.closed(self.net.now))
+            site.do(site.protocol.closed())
             site.link.closed(b"")
             del self.net.by_conn[old]
             self.net.connect(site)

@@ -187,7 +187,7 @@ class Replies(RuleBasedStateMachine):
     def send(self, key: Key, part: int) -> None:
         coming = self.coming[key]
         piece = Body([coming.data[coming.got : coming.got + part]])
-        self.inbox.store(key, coming.got, piece, len(coming.data))
+        self.inbox.store(key, coming.got, piece)
         coming.got += len(piece)
 
     @precondition(lambda self: self.coming)
@@ -196,7 +196,7 @@ class Replies(RuleBasedStateMachine):
         key = self.one(which)
         coming = self.coming[key]
         with pytest.raises(StateError, match=f"{coming.got} bytes are there, the next come at"):
-            self.inbox.store(key, coming.got + 1, Body([b"x"]), len(coming.data))
+            self.inbox.store(key, coming.got + 1, Body([b"x"]))
         if coming.got < len(coming.data):
             self.send(key, part)
 

@@ -28,7 +28,7 @@ def whole(spool, key, data, part=None):
     if part is None:
         return taken(spool, key, data, Body([data]))
     for at in range(0, max(1, len(data)), part):
-        spool.store(key, at, Body([memoryview(data)[at : at + part]]), len(data))
+        spool.store(key, at, Body([memoryview(data)[at : at + part]]))
     return taken(spool, key, data)
 
 
@@ -93,7 +93,7 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     logged(spool, KEY, LARGE + b"longer")
     there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
     spool.clear(1)
-    spool.store(Key(2, 0, 0, 5), 0, Body([LARGE]), len(LARGE))
+    spool.store(Key(2, 0, 0, 5), 0, Body([LARGE]))
     assert spool.earlier_replies(2, 0) == {}  # not checked yet
     later = taken(spool, Key(2, 0, 0, 5), LARGE)
     assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, LARGE)
