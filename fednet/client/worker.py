@@ -400,9 +400,7 @@ class Worker:
         form = task.form
         if task.enrol:
             if method.Enrolment is None:
-                raise RemoteProtocolError(
-                    "the task has an enrolment, which the method does not take"
-                )
+                raise RemoteProtocolError("the task enrols a client, which this method does not")
             given, (form, body) = cut(form, body, task.enrol)
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.receive_enrolment(state, enrolment, host)
