@@ -510,7 +510,7 @@ def decoder(
         behind: list[Body] = []  # their bytes
         if len(form) > len(kind.fields):
             cuts = [cut(form, body, len(kind.fields)) for body in bodies]
-            form, more = cuts[0][0][0], cuts[0][1][0]
+            (form, _), (more, _) = cuts[0]
             bodies = [own for (_, own), _ in cuts]
             behind = [rest for _, (_, rest) in cuts]
         fill = initial if sent.fill is None else sent.fill

@@ -58,12 +58,13 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
     take = Inbox.take
     taken = []
 
-    def taken_in(inbox, reply, *more):
-        if reply.key.purpose == "train":
-            taken.append(reply.key.round)
-            if len(taken) == 5:
-                raise KeyError("a crash in the second round")
-        return take(inbox, reply, *more)
+    def taken_in(inbox, replies):
+        for record, _ in replies:
+            if record.message.key.purpose == "train":
+                taken.append(record.message.key.round)
+                if len(taken) == 5:
+                    raise KeyError("a crash in the second round")
+        return take(inbox, replies)
 
     monkeypatch.setattr(Inbox, "take", taken_in)
     with pytest.raises(KeyError):

@@ -282,7 +282,7 @@ LOCAL = r"client_update of Fresh \(fresh\.py, line 51\) returned "
         (
             "run=done.run",
             'run=type(done.run)(1, "2", 0.5)',
-            LOCAL + r".*, expected what .*\.run, not Run\(n=1, steps='2', loss=0\.5\)",
+            LOCAL + r".*, expected what .*\.run, not LocalRun\(n=1, steps='2', loss=0\.5\)",
         ),
         (
             "done.x - down.x",
