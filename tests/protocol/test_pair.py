@@ -333,10 +333,11 @@ class Federation(RuleBasedStateMachine):
         self.faults += 1
         site = self.net.sites[who]
         self.net.settle()
+        # None: it has no connection, or was refused over its new one, as where a key is revoked.
+        worker = self.net.server.roster.by_conn.get(site.conn)
         site.do(site.protocol.leave("site policy"))
         self.net.settle()
-        worker = self.net.server.roster.workers.get(site.name)
-        assert not (site.conn and worker and worker.held)  # others do what it had
+        assert worker is None or not worker.held  # others do what it had
         self.forget(who, again=True, fewer=False, back=False)
 
     @rule(who=st.integers(0, 2))
