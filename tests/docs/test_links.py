@@ -1,4 +1,4 @@
-"""A link of a page leads to a file, and to a heading that it has."""
+"""A link of a page leads to a file, and to a heading that it has; a file that it names exists."""
 
 from __future__ import annotations
 
@@ -34,10 +34,13 @@ def lost(page: Path) -> list[str]:
         file = (page.parent / path).resolve() if path else page
         if not file.exists() or (heading and heading not in anchors(file)):
             found.append(f"{page.relative_to(ROOT)}: {link}")
+    for name in re.findall(r"`((?:tests|docs|configs)/[a-z0-9_./-]+\.[a-z]+)`", text_of(page)):
+        if not (ROOT / name).exists():
+            found.append(f"{page.relative_to(ROOT)}: {name}")
     return found
 
 
-def test_every_link_leads_to_a_file_and_a_heading():
+def test_every_link_leads_to_a_file_and_a_heading_and_every_file_that_is_named_exists():
     assert len(PAGES) > 25
     assert [link for page in PAGES for link in lost(page)] == []
 
@@ -45,8 +48,10 @@ def test_every_link_leads_to_a_file_and_a_heading():
 def test_a_link_to_nothing_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setitem(lost.__globals__, "ROOT", tmp_path)
     page = tmp_path / "a.md"
-    page.write_text("# What it is\n[here](#what-it-is) [no](#it) [gone](b.md) [web](https://x)\n")
-    assert lost(page) == ["a.md: #it", "a.md: b.md"]
+    page.write_text(
+        "# What it is\n[here](#what-it-is) [no](#it) [gone](b.md) [web](https://x)\n`tests/a.py`"
+    )
+    assert lost(page) == ["a.md: #it", "a.md: b.md", "a.md: tests/a.py"]
 
 
 def test_a_link_out_of_the_pages_is_the_name_of_its_file_on_the_site():
