@@ -2,7 +2,7 @@
 data that lie in memory. It needs nothing of fednet's, so that it may run in an environment of its
 own.
 
-    PYTHON tests/bench/peer.py WORKLOAD.json      prints {"seconds": [...]}, one figure a round
+    PYTHON tests/bench/peer_pfl.py WORKLOAD.json      prints {"seconds": [...]}, one figure a round
 """
 
 from __future__ import annotations

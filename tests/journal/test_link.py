@@ -343,7 +343,7 @@ class Crossings:
         direction: m.Direction,
         conn: bytes,
         message: m.Message,
-        body: Body | memoryview | None,
+        body: Body | None,
         late: bool,
     ) -> None:
         ends = self.ends

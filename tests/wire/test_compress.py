@@ -180,10 +180,9 @@ def test_bytes_that_are_no_indices_are_refused_or_give_some_that_ascend(data):
 # -- blocks of whole numbers -----------------------------------------------------------------------
 def test_int8_has_the_scale_of_its_block_and_rounds_to_the_nearest():
     x = torch.zeros(32)
-    x[:3] = torch.tensor([127.0, 1.6, -0.4])  # steps of 1
-    x[16:18] = torch.tensor(
-        [12.7, 0.06]
-    )  # of 0.1, whose share of 127 float16 has as 0.1 and a little
+    x[:3] = torch.tensor([127.0, 1.6, -0.4])  # in steps of 1
+    # Of 0.1, whose share of 127 float16 has as 0.1 and a little.
+    x[16:18] = torch.tensor([12.7, 0.06])
     y = sent(compress.parse(["int8(16)"]), x)
     assert y[:3].tolist() == [127.0, 2.0, 0.0]
     assert y[16].item() == pytest.approx(12.7, rel=1e-3)
