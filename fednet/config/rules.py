@@ -380,6 +380,20 @@ def _links(c: Config) -> Iterator[Broken]:
 AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down")}
 
 
+def _enough_left(c: Config) -> Iterator[Broken]:
+    """Checks that no round has so few clients left that it would be discarded."""
+    left = set(range(c.clients))
+    for pattern, first in sorted(c.round.gone.items(), key=lambda item: item[1]):
+        left -= set(ids.parse(pattern, "round.gone").resolve(c.clients))
+        if first <= c.rounds and len(left) < c.round.min_results:
+            yield (
+                "round.gone",
+                f"leaves {len(left)} of {c.clients} clients from round {first} on, and a round "
+                f"needs {c.round.min_results} (round.min_results).",
+            )
+            return
+
+
 def _absent(c: Config) -> Iterator[Broken]:
     """Checks that a model of availability has all of its keys, and no other model's or a trace."""
     model = c.availability.model
@@ -392,8 +406,10 @@ def _absent(c: Config) -> Iterator[Broken]:
             "a crash counts the rounds that a client stays away, and availability.trace the "
             f"seconds; {KEEP_ONE}",
         )
-    for pattern in c.round.gone:
-        yield from _ids(f"round.gone.{pattern}", pattern, c.clients)
+    wrong = [b for p in c.round.gone for b in _ids(f"round.gone.{p}", p, c.clients)]
+    yield from wrong
+    if c.round.gone and not wrong:
+        yield from _enough_left(c)
     if c.round.gone:
         without = {
             "availability.trace": "the trace says when a client is there",

@@ -35,7 +35,9 @@ from fednet.wire.messages import OTHER, Field, Key, Purpose
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
 
-ENDED = "the server ended"  # why bytes were wasted
+# -- why bytes were wasted
+ENDED = "the server ended"
+LEFT_OUT = "left out"  # of a reply that was not aggregated
 
 
 def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:

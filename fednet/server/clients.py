@@ -25,6 +25,7 @@ from fednet.config import Config
 from fednet.data.datasets.site import class_names
 from fednet.errors import ConfigError, without_paths
 from fednet.experiment.build import Experiment, make_method
+from fednet.journal.book import LEFT_OUT
 from fednet.journal.events import Over, Tally, Verdict
 from fednet.journal.link import Link
 from fednet.models.start import with_model_digest
@@ -38,7 +39,7 @@ from fednet.server.events import Events
 from fednet.server.faulty import FaultyServerProtocol
 from fednet.server.growth import grow_state, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
-from fednet.server.io import LEFT_OUT, Outcome, ServerIO
+from fednet.server.io import Outcome, ServerIO
 from fednet.server.records import Records
 from fednet.server.watch import Hosting, Watch
 from fednet.transport.framing import connection_bytes, framing

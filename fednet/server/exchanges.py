@@ -27,6 +27,7 @@ from fednet.errors import CannotGoOn, RemoteProtocolError, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import EvaluationReply
 from fednet.ids import as_text
+from fednet.journal.book import LEFT_OUT
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, end_of
 from fednet.server.clients import Clients
 from fednet.server.clock import task_bytes
@@ -36,7 +37,6 @@ from fednet.server.exchange import OpenExchange, RunState
 from fednet.server.faults import drops
 from fednet.server.faulty import FaultySpec
 from fednet.server.inbox import ReceivedReply, evaluation_in
-from fednet.server.io import LEFT_OUT
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
 from fednet.server.setup import Setup

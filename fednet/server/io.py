@@ -71,8 +71,6 @@ JOINS_AT_ONCE = 256
 # each client of the federation and one more.
 USELESS_A_SECOND = 100
 USELESS_AT_ONCE = 1000
-# -- words
-LEFT_OUT = "left out"  # why the bytes of a reply that was not aggregated are wasted
 
 
 class ListeningClock:

@@ -167,6 +167,7 @@ class SimulatedTime:
 
     def next(self, wakeup: float) -> ScheduleEvent:
         while True:
+            self.real.clients.watch.check()
             event = self.order.next(wakeup)
             if event is not None:
                 return event
@@ -175,7 +176,6 @@ class SimulatedTime:
                 reply = self.real.tasks[client].reply
                 up = 0 if reply is None else reply_bytes(reply)
                 self.order.set_end(client, *self._end(client, up))
-            self.real.clients.watch.check()
 
 
 class Order:

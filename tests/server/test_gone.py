@@ -80,6 +80,7 @@ def test_what_is_over_stays_as_it_was(tmp_path: Path) -> None:
     [
         ({"round": {"gone": {"9": 3}}}, "round.gone.9"),
         ({"round": {"gone": {"1": 1}}}, "round.gone.*>= 2"),
+        ({"round": {"gone": {"0,1": 2, "2-5": 3}}}, "round.gone: leaves 0 of .* from round 3 on"),
         ({"round": {"gone": {"1": 3}}, "availability": {"trace": "phones"}}, "availability.trace"),
         ({"round": {"gone": {"1": 3}}, "privacy": {"clip": 1.0, "noise": 1.0}}, "privacy.noise"),
     ],
