@@ -48,8 +48,9 @@ class Crowd:
         self._coming.append(Received(self._conn(client), (encode(message), *body)))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        found = self._coming[: self._together]
-        del self._coming[: self._together]
+        most = self._together if self.layout else 0  # nobody can connect before it listens
+        found = self._coming[:most]
+        del self._coming[:most]
         if not found and timeout_s:
             time.sleep(min(timeout_s, 0.002))
         return found
