@@ -695,11 +695,8 @@ class ServerProtocol:
             agrees = not 0 < reply.size <= self.part
         else:
             agrees = body.size == reply.size
-        agrees = agrees and sum([f.size for f in reply.form]) == reply.size
         try:
-            if not agrees:
-                raise RemoteProtocolError("reply: announced sizes do not agree")
-            self._declared(key, reply.form, t.spec.evaluates)
+            self._check_declared(t, reply, agrees)
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"
@@ -713,6 +710,14 @@ class ServerProtocol:
             self._grant()
         self._assign(worker)
         return ""
+
+    def _check_declared(self, t: TrackedTask, reply: m.Reply, agrees: bool = True) -> None:
+        """Raises RemoteProtocolError for a reply that is not of the form and size that the method
+        declares. agrees: whether what came beside it is of that size.
+        """
+        if not agrees or sum([f.size for f in reply.form]) != reply.size:
+            raise RemoteProtocolError("reply: announced sizes do not agree")
+        self._declared(t.key, reply.form, t.spec.evaluates)
 
     def _announced(
         self, t: TrackedTask, conn: bytes, reply: m.Reply, until: int | None = None
@@ -918,13 +923,17 @@ class ServerProtocol:
         lost while running it, perhaps because of it. reason, reply: see `_change`.
         """
         t.deaths += died
-        if t.deaths >= DEATHS:
-            why = f"failed: its worker was lost {DEATHS} times at this task"
+        if why := self._why_dropped(t):
             self._change(t, event, why, TaskState.DROPPED, reply)
         else:
             self._change(t, event, reason, TaskState.WAITING, reply)
             if not same_attempt:
                 t.key = msgspec.structs.replace(t.key, attempt=t.key.attempt + 1)
+
+    def _why_dropped(self, t: TrackedTask) -> str:
+        """Why a task that comes back without a reply is not handed out again; "" where it is."""
+        lost = f"failed: its worker was lost {DEATHS} times at this task"
+        return lost if t.deaths >= DEATHS else ""
 
     def _change(
         self,

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from fednet.errors import RemoteProtocolError
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState
 from fednet.protocol.tasks import TaskSpec, TrackedTask
@@ -73,9 +72,7 @@ class FaultyServerProtocol(ServerProtocol):
         handed = t is not None and t.worker == worker.name and t.status is TaskState.HANDED
         if t is None or not handed or body is None or len(body) != _spec(t).cut(reply.size):
             return super()._reply(conn, worker, reply, body)
-        if sum(f.size for f in reply.form) != reply.size:
-            raise RemoteProtocolError("reply: announced sizes do not agree")
-        self._declared(t.key, reply.form, t.spec.evaluates)
+        self._check_declared(t, reply)
         self._announced(t, conn, reply)  # of which nothing more is asked for
         self._assign(worker)
         return ""
@@ -97,20 +94,9 @@ class FaultyServerProtocol(ServerProtocol):
         return ""
 
     # -- a task without a reply --------------------------------------------------------------------
-    def _take_back(
-        self,
-        t: TrackedTask,
-        event: TaskEvent,
-        reason: str,
-        same_attempt: bool = False,
-        died: bool = False,
-        reply: str = "",
-    ) -> None:
+    def _why_dropped(self, t: TrackedTask) -> str:
         lost = _spec(t).lost
-        if lost:
-            self._change(t, event, f"lost: {lost}", TaskState.DROPPED, reply)
-        else:
-            super()._take_back(t, event, reason, same_attempt, died, reply)
+        return f"lost: {lost}" if lost else super()._why_dropped(t)
 
     def _expire(self) -> None:
         super()._expire()
