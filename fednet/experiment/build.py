@@ -158,11 +158,15 @@ class Experiment:
     ) -> Scratch:
         """Returns a new model to work with. setting: of a client's own model."""
         setting = setting or self.setting
-        wanted = self.config.train.memory_format
-        last = wanted == "channels_last" or (
-            wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
-        )
+        last = self.channels_last(setting, device)
         return Scratch(setting.module, setting.layout, device, channels_last=last)
+
+    def channels_last(self, setting: Setting, device: str | torch.device) -> bool:
+        """Returns whether kernels of the model have their channels innermost in memory there."""
+        wanted = self.config.train.memory_format
+        if wanted != "auto":
+            return wanted == "channels_last"
+        return torch.device(device).type == "cpu" and setting.innermost
 
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
         """Returns the state dict of the configuration's model, as `load_state_dict(strict=True)`
@@ -267,10 +271,10 @@ class Experiment:
 _shared: tuple[Config, str, Experiment] | None = None  # built by a process before it forked others
 
 
-def build_to_share(config: Config, root: Path | None) -> None:
+def build_to_share(config: Config, root: Path | None, device: str) -> None:
     """Builds the experiment in a process that will fork others, so that they share its memory. Only
     for fednet's own parts, which start no thread and no CUDA. Errors are ignored here: the server
-    meets them again and reports them.
+    meets them again and reports them. device: of the others.
     """
     global _shared
     with contextlib.suppress(FednetError, OSError):
@@ -288,7 +292,11 @@ def build_to_share(config: Config, root: Path | None) -> None:
             # OpenMP must have no threads, which do not survive a fork.
             torch.set_num_threads(1)
             # The trial is left to the forked processes: a backward pass could start threads.
-            _shared = config, str(root), _build_from(config, root, None)
+            built = _build_from(config, root, None)
+            for setting in built.settings:
+                # A model is made and tried for it: here once, instead of once a worker.
+                built.channels_last(setting, device)
+            _shared = config, str(root), built
 
 
 def build(

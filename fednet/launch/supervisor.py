@@ -190,6 +190,7 @@ class Supervisor:
             import torch._dynamo  # noqa: F401
 
         import fednet.client.join
+        import fednet.client.worker
         import fednet.data.loading
         import fednet.server.rounds
         import fednet.server.summary
@@ -198,7 +199,7 @@ class Supervisor:
         import fednet.transport.zeromq.server  # noqa: F401
         from fednet.experiment import build as experiment
 
-        experiment.build_to_share(self.config, self.how.data)
+        experiment.build_to_share(self.config, self.how.data, self.places[0])
         capacity.give_back_freed()
 
     # -- what the children do ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.plain import JsonDict, JsonMapping
-from tests.bench.run import ENVIRONMENT, cell, spread
+from tests.bench.run import ENVIRONMENT, cell, compile_files, spread
 
 ROOT = Path(__file__).parents[2]
 # ("run", a workload, its workers or None for one process, what differs from the workload),
@@ -67,6 +67,7 @@ def tree(commit: str) -> Iterator[Path]:
         made = _git("worktree", "add", "--detach", str(place), found.stdout.strip())
         if made.returncode:
             raise CannotGoOn(f"git worktree add: {made.stderr.strip()}")
+        compile_files(place)
         try:
             yield place
         finally:
