@@ -32,7 +32,7 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
-from fednet.files import write_aside
+from fednet.files import Digest, write_aside
 from fednet.models.start import BASE, unpack_state_dict
 from fednet.registry import shipped
 from fednet.robust import attacks
@@ -239,6 +239,7 @@ class Worker:
         malicious = self.policy.faults and key.client in self._malicious
         state_sha256 = ""
         kept = False
+        digest: Digest | None = None  # of what is sent, where it is known before
 
         # A model that comes without buffers gets the client's own, or the initial ones.
         held = record.own(exp.setting.initial)
@@ -298,7 +299,11 @@ class Worker:
 
                     if malicious:
                         up = attacks.attacked_reply(up, reference, config, key.round, key.client)
-                    finite(up, exp.up.exempt)
+                    # Where it is sent as it is, this is found as its digest is taken.
+                    plain = not (here or self._checked or self._masks or config.privacy.clip)
+                    plain = plain and not exp.up.compresses(type(up))
+                    if not plain:
+                        finite(up, exp.up.exempt)
                     if config.privacy.clip is not None:
                         question = privacy.Question.of(
                             config, self.store.root.name, task, record, body.to_bytes()
@@ -323,12 +328,18 @@ class Worker:
                     sent = encoded.body
                     if self._checked:
                         sent = sent.copy()
+                    if plain:
+                        digest = sent.digest_and_squares()
+                        finite(up, exp.up.exempt)
                     if task.evaluates and main:
                         turn("evaluating")
                         found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
                         evaluated = exp.up.encode(evaluation.reply(exp, found))
                         form += evaluated.form
                         sent = Body([*sent.values, *evaluated.body.values])
+                        if digest is not None:
+                            for segment in evaluated.body.segments:
+                                digest.update(segment)
                     if method.exchanges[key.phase].summation.trains:
                         next_record = Record(algorithm=state, residuals=past.next or None)
                         state_sha256, kept = self._save(
@@ -348,11 +359,14 @@ class Worker:
         if self.policy.allow is not None and "statistics" not in self.policy.allow:
             reported = {}
         self.policy.check_leaves(form)
+        found_check = b"" if digest is None else digest.digest()
+        if digest is None and not (here and sent.by_reference):
+            found_check = sent.digest()
         reply = m.Reply(
             key=key,
             form=list(form),
             size=sent.size,
-            check=b"" if here and sent.by_reference else sent.digest(),
+            check=found_check,
             state=state_sha256,
             kept=kept,
             seconds=time.perf_counter() - began,

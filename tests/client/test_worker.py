@@ -115,9 +115,19 @@ def failing(honest, host):
     raise ValueError("/srv/patients/7.png is not\n~/what it was, but 3/4 of ..\\x86 is")
 
 
+def diverging(honest, host):
+    state, up = honest()
+    up.x.vector[-1] = torch.nan
+    return state, up
+
+
 @pytest.mark.parametrize(
     ("update", "reason"),
     [
+        (
+            diverging,
+            "x is not finite after training; a smaller train.lr, or train.clip_norm, may help",
+        ),
         (many_reports, "fedavg reports 17 numbers of a client in a round; expected at most 16."),
         # No file of the site is named.
         (failing, "ValueError: (a path) is not (a path) it was, but 3/4 of (a path) is"),

@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.algorithms.base import Payload, Weights
+from fednet.algorithms.base import Payload, Scalar, Weights
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart
-from fednet.server.inbox import HeldMemory, ReceivedReply, SentModels, decoder
+from fednet.server.inbox import HeldMemory, Inbox, ReceivedReply, SentModels, decoder
 from fednet.tensors import Layout, Slot, Tensors
+from fednet.tensors.values import BLOCK
 from fednet.wire import messages as m
 from fednet.wire.body import Body
 from fednet.wire.codec import Codec
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.values import Half
 from fednet.wire.messages import Key
+from tests.books import journal_in
 
 LAYOUT = Layout(
     (Slot("w", (3,), "parameter"), Slot("mask", (2,), "buffer"), Slot("n", (), "counter"))
@@ -34,23 +36,32 @@ class Whole(Payload):
     x: Weights
 
 
+class Behind(Payload):
+    number: Scalar
+    x: Weights
+
+
+def decoder_of(codec, kind):
+    exp = SimpleNamespace(
+        up=codec,
+        shared=codec.layout,
+        federation=None,
+        algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=kind)]),
+        setting=SimpleNamespace(initial=Tensors.zeros(codec.layout), classes=2),
+        config=SimpleNamespace(security=SimpleNamespace(max_norm=None), train=None),
+    )
+    return decoder(exp, SentModels(), lambda client: None, lambda client: (0, 0))
+
+
 def admit(w, mask, exempt=frozenset(), chains=None):
     """Asks for a reply of these values."""
     codec = Codec(LAYOUT, chains or {}, exempt=exempt)
-    exp = SimpleNamespace(
-        up=codec,
-        shared=LAYOUT,
-        federation=None,
-        algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=Whole)]),
-        setting=SimpleNamespace(initial=Tensors.zeros(LAYOUT), classes=2),
-        config=SimpleNamespace(security=SimpleNamespace(max_norm=None), train=None),
-    )
     sent = codec.encode(
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
     form = list(sent.form)
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
-    decoder(exp, SentModels(), lambda client: None, lambda client: (0, 0))(
+    decoder_of(codec, Whole)(
         [ReceivedReply(Accepted(message, b"", b""), message, HeldMemory(0), Journal(print))],
         [Body([bytes(sent.body)])],
     )
@@ -79,6 +90,36 @@ def test_values_that_are_not_finite_or_too_large_are_refused(w, mask, exempt, sa
     refused = pytest.raises(RemoteProtocolError, match=f"field x: {says}")
     with refused if says else contextlib.nullcontext():
         admit(w, mask, frozenset({"mask"} if exempt else ()))
+
+
+SIZE = 2 * BLOCK + 5  # two parts and a piece of one
+
+
+@pytest.mark.parametrize("kind", [Whole, Behind])
+@pytest.mark.parametrize("at", [None, 0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, SIZE - 1])
+@pytest.mark.parametrize("value", [NAN, 2e19])
+def test_a_bad_value_is_seen_in_whichever_part_of_a_large_reply_it_comes(tmp_path, kind, at, value):
+    layout = Layout((Slot("w", (SIZE,), "parameter"),))
+    vector = torch.ones(SIZE)
+    if at is not None:
+        vector[at] = value
+    values = {"x": Tensors(layout, vector, torch.empty(0), torch.empty(0, dtype=torch.int64))}
+    if kind is Behind:
+        values["number"] = 1.0
+    codec = Codec(layout, {})
+    sent = codec.encode(kind(**values))
+    message = m.Reply(
+        key=Key(1, 0, 0, 0), form=list(sent.form), size=sent.body.size, check=sent.body.digest()
+    )
+    inbox = Inbox(tmp_path, journal_in(tmp_path), decoder_of(codec, kind))
+    data = memoryview(bytearray(sent.body.to_bytes()))
+    for start in range(0, len(data), m.PART):
+        inbox.store(message.key, start, Body([data[start : start + m.PART]]))
+    (found,) = inbox.take([(Accepted(message, b"", b""), None)])
+    if at is None:
+        assert found.norms["x"] == pytest.approx(SIZE**0.5)
+        return
+    assert "a value is not finite" in str(found) or "a norm above" in str(found)
 
 
 def test_a_reply_at_which_a_compressor_of_the_users_own_fails_is_refused():
