@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from fednet.errors import FednetError
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
@@ -16,9 +18,9 @@ from fednet.wire import messages as m
 from fednet.wire.body import Body
 
 if TYPE_CHECKING:
-    from fednet.client.worker import EncodedReply, Step
+    from fednet.client.worker import Step
 
-    Work = Callable[[Step], EncodedReply]
+    Work = Callable[[Step], p.FinishedTask]
 
 
 class Silenced(FednetError):
@@ -37,7 +39,7 @@ class PlannedFaults:
         raises.
         """
 
-        def struck(step: Step) -> EncodedReply:
+        def struck(step: Step) -> p.FinishedTask:
             if "drop_before_training" in self.amounts:
                 raise Silenced("dropped before training, as planned")
 
@@ -53,19 +55,17 @@ class PlannedFaults:
 
         return struck if self.amounts else work
 
-    def _spoilt(self, reply: EncodedReply) -> EncodedReply:
-        if "corrupt" not in self.amounts or not reply.body.size:
-            return reply
-        copy = bytearray(reply.body.to_bytes())
+    def _spoilt(self, finished: p.FinishedTask) -> p.FinishedTask:
+        if "corrupt" not in self.amounts or finished.body is None:
+            return finished
+        copy = bytearray(finished.body.to_bytes())
         copy[len(copy) // 2] ^= 0xFF
-        return replace(reply, body=Body([copy]))
+        return msgspec.structs.replace(finished, body=Body([copy]))
 
     def due(self, began: float) -> float:
         """When the reply of a task may be sent that is done now. began: when it was begun; both on
         the monotonic clock.
         """
-        if not self.amounts:
-            return 0.0
         now = time.monotonic()
         took_s = now - began
         lasts_s = self.amounts.get("slow", 1.0) * max(took_s, self.amounts.get("pace", 0.0))
@@ -91,9 +91,6 @@ class PlannedFaults:
     def after(self) -> list[p.Instruction]:
         """What is done once they are sent."""
         return [p.Reconnect()] if "disconnect" in self.amounts else []
-
-
-NO_FAULTS = PlannedFaults()
 
 
 class CutUploads:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 from fednet import ids
 from fednet.capacity import give_back_freed
 from fednet.client.books import MessageFile
-from fednet.client.faults import NO_FAULTS, CutUploads, PlannedFaults, Silenced
-from fednet.client.slots import NoRoom, SlotPool
+from fednet.client.faults import CutUploads, PlannedFaults, Silenced
+from fednet.client.slots import DeviceCall, NoRoom, SlotPool
 from fednet.errors import (
     NO_STORAGE,
     BaseAbsent,
@@ -48,14 +48,14 @@ from fednet.loading import error_text
 from fednet.protocol import client as p
 from fednet.protocol.table import TAKEN_IN
 from fednet.records import mb
-from fednet.transport.base import ClientTransport, Closed, Opened, Received, reached_at
+from fednet.transport.base import ClientTransport, Frames, Opened, Received, reached_at
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 
 if TYPE_CHECKING:
-    from fednet.client.faults import Work
     from fednet.client.packs import Packs
-    from fednet.client.worker import EncodedReply, Worker
+    from fednet.client.worker import Worker
     from fednet.experiment.links import Shaper
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ FIND_S = 0.1  # between two searches for the server
 # A client that starts after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
 PAUSE_S = 1.0  # after so long without a task the sentence on a round is printed
+
+Finished = tuple[p.DoTask, p.FinishedTask]  # a task, and what it came to
 
 # A user's method or model may raise anything; none of it may end the thread of a slot.
 OWN_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -120,21 +122,6 @@ class Prepared:
     """See `ClientProtocol`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedTask:
-    """What came of a task: a reply, or a failure, or neither where a planned fault loses it."""
-
-    given: p.DoTask
-    reply: EncodedReply | None = None
-    failed: m.Failed | None = None
-    faults: PlannedFaults = NO_FAULTS
-    """To act out when it is sent."""
-    due: float = 0.0
-    """When it may be sent, on the monotonic clock."""
-    fatal: BaseException | None = None
-    """The failure that ends the process."""
-
-
 class RoundLines:
     """Says a sentence for each round (`round 3: trained client 0 on 120 samples in 0.4 s, sent 0.18
     MB`), for each evaluation, and for each task that failed.
@@ -159,17 +146,17 @@ class RoundLines:
             self._of = here
             self._began = time.monotonic()
 
-    def add_answer(self, done: FinishedTask) -> None:
-        key = done.given.task.key
-        if done.failed is not None:
-            failed = f"round {key.round}: client {key.client} failed: {done.failed.reason}"
+    def add_answer(self, finished: p.FinishedTask) -> None:
+        message = finished.message
+        key = message.key
+        if isinstance(message, m.Failed):
+            failed = f"round {key.round}: client {key.client} failed: {message.reason}"
             self.say(log_line(failed))
-        outgoing = done.reply
-        if outgoing is not None:
+        else:
             self._clients.add(key.client)
-            self._sent += outgoing.reply.size
-            if outgoing.samples is not None:
-                self._samples[key.client] = outgoing.samples
+            self._sent += message.size
+            if finished.samples is not None:
+                self._samples[key.client] = finished.samples
         self._ended = time.monotonic()
 
     def over(self, pause_s: float = 0.0) -> None:
@@ -234,12 +221,15 @@ class ClientLoop:
         self._faults = faults
         self._cut_uploads = CutUploads(protocol)
         self._warned_of_faults = False
-        # Calls that other threads leave for this one.
+        # Calls that other threads leave for this one, and what their tasks came to.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         # The tasks that are to be answered. Only the thread of the loop adds them, and removes
         # those that are answered or cancelled.
         self._wanted: dict[m.Key, p.DoTask] = {}
-        self._delayed: list[FinishedTask] = []  # by planned faults
+        # By planned faults: when each is to be made, on the monotonic clock.
+        self._delayed: list[tuple[float, Callable[[], None]]] = []
+        self._read: list[tuple[m.Task, Body | None, Frames]] = []  # tasks, not handled
         self._round = 0  # of the newest task
         self._answered = 0  # tasks
         self._directory = run
@@ -309,47 +299,36 @@ class ClientLoop:
         """
         moved = False
         if self._delayed:
-            first = min(done.due for done in self._delayed)
+            first = min(due for due, _ in self._delayed)
             timeout_s = max(0.0, min(timeout_s, first - time.monotonic()))
         for event in self.transport.poll(timeout_s):
             moved = True
-            now = time.monotonic()
             if isinstance(event, Received):
-                try:
-                    message, body = self.link.receive(CONNECTION, event.frames)
-                except RemoteProtocolError as broken:
-                    log.warning("a message of the server is damaged, connecting again: %s", broken)
-                    self._follow([p.Reconnect()])  # the server may wait for an answer to it
-                    continue
-                instructions: list[p.Instruction] = []
-                stray = ""
-                try:
-                    instructions = self.protocol.received(message, body, now)
-                except RemoteProtocolError as broken:
-                    log.warning("refused a message of the server: %s", broken)
-                    stray = "refused"
-                if instructions and isinstance(instructions[0], p.Stray):
-                    stray = instructions[0].reason
-                self.link.record_received(CONNECTION, message, body, event.frames, stray)
-                self._follow(instructions)
-            elif isinstance(event, Opened):
+                self._received(event.frames)
+                continue
+            self._handle()
+            if isinstance(event, Opened):
                 self._connected = True
                 self.link.opened(CONNECTION)
-                self._follow(self.protocol.opened(now))
-            elif isinstance(event, Closed):
+                self._follow(self.protocol.opened(time.monotonic()))
+            else:
                 self._connected = False
                 self.link.ended(CONNECTION)
                 self._follow(self.protocol.closed())
                 self.link.undecoded(CONNECTION, event.received)
                 self.link.closed(CONNECTION)
+        self._handle()
         while not self._calls.empty():
             moved = True
             self._calls.get()()
+        if not self._finished.empty():
+            moved = True
+            self._answer()
         if self._delayed:
             waiting = self._delayed
             self._delayed = []
-            for done in waiting:
-                self._answer(done)
+            for due, call in waiting:
+                self._at(due, call)
         if self._inline and self.slots.work_inline():
             moved = True
         now = time.monotonic()
@@ -386,7 +365,51 @@ class ClientLoop:
         self.book.close()
 
     # -- messages ----------------------------------------------------------------------------------
+    def _received(self, frames: Frames) -> None:
+        """Reads a message; handles it at once, but for a task, which is handled with those that
+        come next.
+        """
+        try:
+            message, body = self.link.receive(CONNECTION, frames)
+        except RemoteProtocolError as broken:
+            self._handle()
+            log.warning("a message of the server is damaged, connecting again: %s", broken)
+            self._follow([p.Reconnect()])  # the server may wait for an answer to it
+            return
+        if isinstance(message, m.Task):
+            self._read.append((message, body, frames))
+        else:
+            self._handle()
+            self._follow(self._taken_in(message, body, frames))
+
+    def _handle(self) -> None:
+        """Handles the tasks that were read, each step for all of them."""
+        if self._read:
+            read = self._read
+            self._read = []
+            instructions: list[p.Instruction] = []
+            for message, body, frames in read:
+                instructions += self._taken_in(message, body, frames)
+            self._follow(instructions)
+
+    def _taken_in(
+        self, message: m.Message, body: Body | None, frames: Frames
+    ) -> list[p.Instruction]:
+        """Records a message, and returns what the protocol answers it with."""
+        instructions: list[p.Instruction] = []
+        stray = ""
+        try:
+            instructions = self.protocol.received(message, body, time.monotonic())
+        except RemoteProtocolError as broken:
+            log.warning("refused a message of the server: %s", broken)
+            stray = "refused"
+        if instructions and isinstance(instructions[0], p.Stray):
+            stray = instructions[0].reason
+        self.link.record_received(CONNECTION, message, body, frames, stray)
+        return instructions
+
     def _follow(self, instructions: list[p.Instruction]) -> None:
+        calls: list[DeviceCall] = []
         for i in self._cut_uploads.apply_to(instructions):
             if isinstance(i, p.Out):
                 self.link.send(CONNECTION, i.message, i.body)
@@ -399,7 +422,7 @@ class ClientLoop:
                 assert prepared is not None
                 self._lines.began(key)
                 self._wanted[key] = i
-                self.slots.put(partial(self._do, i, prepared))
+                calls.append(partial(self._do, i, prepared))
             elif isinstance(i, p.Booked):
                 reason = "" if i.whole else "cut short"
                 direction: m.Direction = "down" if i.direction == "down" else "up"
@@ -409,7 +432,7 @@ class ClientLoop:
             elif isinstance(i, p.Prepare):
                 self.link.journal.note(Welcomed(i.welcome.inc))
                 if not i.again or self.prepared is None:
-                    self.slots.put(partial(self._prepare_run, i.welcome))
+                    calls.append(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
                 found = None if self._directory is None else read_server(self._directory)
                 self.transport.reconnect(None if found is None else found[0])
@@ -420,43 +443,66 @@ class ClientLoop:
                 self._not_yet = i.reason
             elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
+        if calls:
+            self.slots.put(calls)
 
-    def _answer(self, done: FinishedTask) -> None:
-        """Sends what came of a task."""
-        key = done.given.task.key
-        protocol = self.protocol
-        if done.fatal is not None:
-            self.error = done.fatal
-        if self._wanted.get(key) is not done.given:
+    def _answer(self) -> None:
+        """Sends what tasks came to, of those that are still wanted."""
+        answers: list[p.FinishedTask] = []
+        while not self._finished.empty():
+            given, finished = self._finished.get()
+            if self._is_over(given):
+                self._lines.add_answer(finished)
+                answers.append(finished)
+        self._follow(self._sent_of(answers))
+
+    def _answer_struck(
+        self, given: p.DoTask, finished: p.FinishedTask | None, faults: PlannedFaults
+    ) -> None:
+        """Sends what planned faults leave of what a task came to; None: nothing at all."""
+        if not self._is_over(given):
             return
-        if done.due and done.due > time.monotonic():
-            self._delayed.append(done)
+        key = given.task.key
+        reply = None if finished is None else finished.message
+        if finished is None or not isinstance(reply, m.Reply) or faults.silent(reply):
+            self._follow(self.protocol.abandon(key))
             return
-        self._wanted.pop(key)
-        self._lines.add_answer(done)
+        self._lines.add_answer(finished)
+        out = faults.apply_to(self._sent_of([finished]))
+        end = faults.cut(reply.size)
+        if end is not None:
+            self._cut_uploads.plan(key, end)
+        self._follow(out + faults.after())
+
+    def _is_over(self, given: p.DoTask) -> bool:
+        """Whether a task was wanted until now; it is no more."""
+        key = given.task.key
+        if self._wanted.get(key) is not given:
+            return False
+        del self._wanted[key]
         self._answered += 1
         if not self._inline and self._answered.bit_count() == 1:
             # After tasks 1, 2, 4, 8, ...: the first tasks leave memory in the heap that is given
             # back; later tasks use the same memory again.
             give_back_freed()
-        if done.failed is not None:
-            failed = done.failed
-            self._follow(
-                protocol.failed(key, failed.reason, failed.again, failed.lacks, failed.base)
-            )
-            return
-        faults = done.faults
-        if done.reply is None or faults.silent(done.reply.reply):
-            self._follow(protocol.abandon(key))
-            return
-        out = faults.apply_to(protocol.reply(done.reply.reply, done.reply.body))
-        end = faults.cut(done.reply.reply.size)
-        if end is not None:
-            self._cut_uploads.plan(key, end)
+        return True
+
+    def _sent_of(self, answers: Sequence[p.FinishedTask]) -> list[p.Instruction]:
+        """What the protocol does with these."""
+        out = self.protocol.finish(answers)
         if out and self.prepared is not None and self.prepared.shape is not None:
-            # The reply waits for its client's emulated link; this process is free for another one.
-            out += protocol.uploading(key.client)
-        self._follow(out + faults.after())
+            # A reply waits for its client's emulated link; this process is free for another one.
+            for finished in answers:
+                if isinstance(finished.message, m.Reply):
+                    out += self.protocol.uploading(finished.message.key.client)
+        return out
+
+    def _at(self, due: float, call: Callable[[], None]) -> None:
+        """Makes a call when it is time, on the monotonic clock."""
+        if due > time.monotonic():
+            self._delayed.append((due, call))
+        else:
+            call()
 
     def _use(self, prepared: Prepared, run: str) -> None:
         """Works with what was prepared from now on, and tells the server that it can send tasks."""
@@ -505,55 +551,63 @@ class ClientLoop:
         key = given.task.key
         if self._wanted.get(key) is not given:
             return
-        done: FinishedTask | None = None
         again_s: float | None = None
         try:
-            done = self._work(given, prepared.workers[device], device)
+            self._work(given, prepared.workers[device], device)
         except TaskCancelled:
             pass
         except NoRoom as short:
             again_s = short.again_s
             if again_s is None:
-                done = self._failure(given, short, again=True)
+                self._fail(given, short, again=True)
             else:
                 of = f"client {key.client} in round {key.round}"
                 log.warning("%s: %s; it is done again", of, short)
         except OWN_ERRORS as error:
-            done = self._failure(given, error)
+            self._fail(given, error)
         self.protocol.doing.pop(key.client, None)
-        if done is not None:
-            self._later(partial(self._answer, done))
-        elif again_s is not None and not self._closing.wait(again_s):
-            self.slots.put(partial(self._do, given, prepared))
+        if again_s is not None and not self._closing.wait(again_s):
+            self.slots.put([partial(self._do, given, prepared)])
 
-    def _work(self, given: p.DoTask, worker: Worker, device: int) -> FinishedTask:
+    def _work(self, given: p.DoTask, worker: Worker, device: int) -> None:
         """Does a task."""
         task = given.task
         key = task.key
-        faults = NO_FAULTS
-        if task.faults and self._faults:
-            faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
-        elif task.faults and not self._warned_of_faults:
-            self._warned_of_faults = True
-            log.warning("the server plans faults for this client; without --faults none occurs")
-        began = time.monotonic()
 
         def step(stage: str, done: int, of: int) -> None:
             self.protocol.doing[key.client] = (stage, done, of)
             if self._wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
 
-        work: Work = partial(worker.work, task, given.body, check=given.check)
-        work = faults.around(work, partial(self._crash, given))
+        work = partial(worker.work, task, given.body, check=given.check)
+        if not task.faults or not self._faults:
+            if task.faults and not self._warned_of_faults:
+                self._warned_of_faults = True
+                log.warning("the server plans faults for this client; without --faults none occurs")
+            self._finish(given, self.slots.run(device, partial(work, step), worker.device.forget))
+            return
+        faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
+        began = time.monotonic()
+        struck = faults.around(work, partial(self._crash, given))
+        due = 0.0
+        finished = None
         try:
-            reply = self.slots.run(device, partial(work, step), worker.device.forget)
+            finished = self.slots.run(device, partial(struck, step), worker.device.forget)
+            due = faults.due(began)
         except Silenced:
-            return FinishedTask(given)
-        return FinishedTask(given, reply, faults=faults, due=faults.due(began))
+            pass
+        answer = partial(self._answer_struck, given, finished, faults)
+        self._later(partial(self._at, due, answer))
 
-    def _failure(self, given: p.DoTask, error: BaseException, again: bool = False) -> FinishedTask:
-        """Logs why a task failed. Returns the failure for the server, in one line that names no
-        file of this site to a server elsewhere. again: another try may help.
+    def _finish(self, given: p.DoTask, finished: p.FinishedTask) -> None:
+        """Leaves what a task came to for the thread of the loop."""
+        self._finished.put((given, finished))
+        if not self._inline:
+            self.transport.wake()
+
+    def _fail(self, given: p.DoTask, error: BaseException, again: bool = False) -> None:
+        """Logs why a task failed, and tells the server in one line, which names no file of this
+        site to a server elsewhere. again: another try may help.
         """
         key = given.task.key
         base = isinstance(error, BaseAbsent)
@@ -571,7 +625,8 @@ class ClientLoop:
         elif isinstance(error, OSError) and error.errno in NO_STORAGE:
             # The state that this task would leave cannot be kept. The process ends, and its clients
             # are lost as if it had been killed.
-            return FinishedTask(given, fatal=error)
+            self._later(partial(self._end, error))
+            return
         elif isinstance(error, OSError):
             reason = text = why(error)
         else:
@@ -587,9 +642,13 @@ class ClientLoop:
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
-        ends = isinstance(error, (StateError, SharedChanged)) and not lacks
-        fatal = error if ends else None
-        return FinishedTask(given, failed=failed, fatal=fatal)
+        self._finish(given, p.FinishedTask(failed))
+        if isinstance(error, (StateError, SharedChanged)) and not lacks:
+            self._later(partial(self._end, error))
+
+    def _end(self, error: BaseException) -> None:
+        """Ends the process with an error, once what its tasks came to before is sent."""
+        self.error = error
 
     def _crash(self, given: p.DoTask) -> NoReturn:
         """Ends the process as a power cut does. If the server runs in it too, only this client
@@ -598,5 +657,5 @@ class ClientLoop:
         key = given.task.key
         if not self._inline:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._later(partial(self._answer, FinishedTask(given)))
+        self._later(partial(self._answer_struck, given, None, PlannedFaults()))
         raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")

@@ -127,10 +127,11 @@ class SlotPool:
         self._start_threads()
 
     # -- calls -------------------------------------------------------------------------------------
-    def put(self, call: DeviceCall) -> None:
+    def put(self, calls: Sequence[DeviceCall]) -> None:
         with self._lock:
-            self._unfinished += 1
-        self._calls.put(call)
+            self._unfinished += len(calls)
+        for call in calls:
+            self._calls.put(call)
 
     def work_inline(self) -> bool:
         """Makes the next call; if there are threads, waits until they have made all. Returns

@@ -34,6 +34,7 @@ from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import Digest, write_aside
 from fednet.models.start import BASE, unpack_state_dict
+from fednet.protocol.client import FinishedTask
 from fednet.registry import shipped
 from fednet.robust import attacks
 from fednet.tensors import Tensors
@@ -50,17 +51,6 @@ from fednet.wire.payload import LocalRun, Payload, tensors_of, weights_of
 Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 NOTHING = contextlib.nullcontext()
 CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` leaves
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EncodedReply:
-    """A reply, and its payload. samples: that the client trained on; None: it is not the reply of a
-    training.
-    """
-
-    reply: m.Reply
-    body: Body
-    samples: int | None = None
 
 
 class Device:
@@ -193,7 +183,7 @@ class Worker:
     # -- a task ------------------------------------------------------------------------------------
     def work(
         self, task: m.Task, body: Body, step: Step, check: bytes | None = None
-    ) -> EncodedReply:
+    ) -> FinishedTask:
         """Does a task. In its reply an evaluation within the task comes after the method's fields.
 
         check: the digest of the body, if it is known already.
@@ -363,6 +353,8 @@ class Worker:
         if digest is None and not (here and sent.by_reference):
             found_check = sent.digest()
         reply = m.Reply(
+            run=task.run,
+            inc=task.inc,
             key=key,
             form=list(form),
             size=sent.size,
@@ -373,7 +365,7 @@ class Worker:
             split=[spent[name] for name in SPLIT],
             reported=reported,
         )
-        return EncodedReply(reply, sent, host.n if main else None)
+        return FinishedTask(reply, sent if sent.size else None, host.n if main else None)
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not

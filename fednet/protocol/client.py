@@ -8,7 +8,7 @@ server grants them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,12 +41,21 @@ UNBOUNDED = 1 << 62  # bytes
 
 
 # -- instructions: what the caller has to do after an event ----------------------------------------
-@dataclass(frozen=True, slots=True)
-class Out:
+class Out(msgspec.Struct, frozen=True):
     """Send this."""
 
     message: m.Message
     body: Body | None = None
+
+
+class FinishedTask(Out, frozen=True):
+    """Send what a task came to: its reply with the payload, or why it failed. What the caller hands
+    in is kept, and comes back as an instruction when it is to be sent.
+    """
+
+    message: m.Reply | m.Failed
+    samples: int | None = None
+    """That the client trained on; None: nothing was trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +110,6 @@ Instruction = (
 STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
 
 
-class OutgoingReply(Sending, kw_only=True):
-    reply: m.Reply
-    announced: bool = False
-
-
 @dataclass(slots=True)
 class HeldTask:
     """A task of this process."""
@@ -124,8 +128,12 @@ class HeldTask:
     """`body` is the equal payload of another task, so what comes is not kept."""
     earlier: bool = False
     """An earlier server process asked for it."""
-    reply: OutgoingReply | None = None
-    """What came of it, until all of it is sent."""
+    finished: FinishedTask | None = None
+    """Its reply, until all of it is sent."""
+    announced: bool = False
+    """Whether the server knows of the reply."""
+    sending: Sending | None = None
+    """Of a reply that is sent in parts."""
 
 
 @dataclass(slots=True)
@@ -188,9 +196,8 @@ class ClientProtocol:
         self._change(ClientEvent.CLOSED)
         for key, held in list(self._tasks.items()):
             self._book_cut_short(held)
-            if held.reply is not None:
-                held.reply.sent = 0
-                held.reply.announced = False
+            held.announced = False
+            held.sending = None
             if held.state is not ClientTaskState.WORKING:
                 self._change_task(key, ClientTaskEvent.CLOSED)
         return self._instructions()
@@ -274,32 +281,29 @@ class ClientProtocol:
             self._ready()
         return self._instructions()
 
-    def reply(self, reply: m.Reply, body: Body) -> list[Instruction]:
-        """A task is done. A reply to one that was cancelled meanwhile is not sent."""
-        key = reply.key
-        held = self._tasks.get(key)
-        if held is None:
-            return []
-        self._change_task(key, ClientTaskEvent.REPLIED)
-        held.reply = OutgoingReply(body, self.part, reply=reply)
-        held.body = NOTHING  # its room is for the next task's payload
-        if self.state is ClientState.READY:
-            self._announce(held)
+    def finish(self, tasks: Iterable[FinishedTask]) -> list[Instruction]:
+        """Tasks are done, or have failed. Nothing is sent of one that was cancelled meanwhile."""
+        for finished in tasks:
+            message = finished.message
+            held = self._tasks.get(message.key)
+            if held is None:
+                continue
+            if isinstance(message, m.Reply):
+                self._change_task(message.key, ClientTaskEvent.REPLIED)
+                held.finished = finished
+                held.body = NOTHING  # its room is for the next task's payload
+                if self.state is ClientState.READY:
+                    self._announce(held)
+            elif held.state is ClientTaskState.WORKING:
+                self._change_task(message.key, ClientTaskEvent.FAILED)
+                reason = m.clean(message.reason, 4000)
+                self._send(msgspec.structs.replace(message, reason=reason))
         return self._instructions()
 
     def abandon(self, key: Key) -> list[Instruction]:
         """Nothing more is sent for this task, and the server is not notified."""
         if self.task_state(key) in STARTED:
             self._drop(key, ClientTaskEvent.ABANDONED)
-        return self._instructions()
-
-    def failed(
-        self, key: Key, reason: str, again: bool, lacks: bool = False, base: bool = False
-    ) -> list[Instruction]:
-        if self.task_state(key) is ClientTaskState.WORKING:
-            self._change_task(key, ClientTaskEvent.FAILED)
-            text = m.clean(reason, 4000)
-            self._send(m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base))
         return self._instructions()
 
     def uploading(self, client: int) -> list[Instruction]:
@@ -373,8 +377,7 @@ class ClientProtocol:
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
-                if held.reply is not None:
-                    held.reply.announced = True
+                held.announced = held.finished is not None
         self._change(ClientEvent.WELCOME)
         self.join = msgspec.structs.replace(self.join, session=welcome.session)
         self.beat_s = welcome.beat_s
@@ -414,9 +417,7 @@ class ClientProtocol:
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
-                if held.reply is not None:
-                    held.reply.sent = 0
-                    held.reply.announced = False
+                held.announced = False
                 self._out.append(Booked("down", key))
                 self._announce(held)
                 return
@@ -543,42 +544,43 @@ class ClientProtocol:
         """What has crossed of the task, or of its reply, was in vain."""
         if held.state is ClientTaskState.COMING:
             self._out.append(Booked("down", held.task.key, False))
-        if held.reply is not None:
+        if held.finished is not None:
             self._out.append(Booked("up", held.task.key, False))
 
     # -- a task is answered ------------------------------------------------------------------------
     def _announce(self, held: HeldTask) -> None:
         """Announces the reply, if the server does not know of it; a small one is sent with it."""
-        outgoing = held.reply
-        if outgoing is None or outgoing.announced:
+        finished = held.finished
+        if finished is None or held.announced:
             return
-        outgoing.announced = True
-        if outgoing.body.size <= self.part:
-            self._send(outgoing.reply, outgoing.beside())
-            self._reply_sent(outgoing)
+        held.announced = True
+        reply = finished.message
+        if (reply.run, reply.inc) != (self.run, self.inc):  # the server was restarted meanwhile
+            reply = msgspec.structs.replace(reply, run=self.run, inc=self.inc)
+            finished = msgspec.structs.replace(finished, message=reply)
+        self._sent = True
+        if finished.body is None or finished.body.size <= self.part:
+            self._out += (finished, Booked("up", reply.key))
+            self._change_task(reply.key, ClientTaskEvent.SENT)
         else:
-            self._send(outgoing.reply)
+            held.sending = Sending(finished.body, self.part)
+            self._out.append(Out(reply))
 
     def _pulled(self, pull: m.Pull) -> None:
         """The server asks for parts of a reply."""
         held = self._tasks.get(pull.key)
-        outgoing = None if held is None else held.reply
-        if outgoing is None or not outgoing.announced:
+        if held is None or held.sending is None or not held.announced:
             self._out.append(Stray("late"))
             return
-        parts = outgoing.pulled(pull.first, pull.count)
+        parts = held.sending.pulled(pull.first, pull.count)
         if parts is None:
             self._out.append(Stray("doubled"))
             return
         for index, data in parts:
             self._send(m.Part(key=pull.key, index=index), data)
-        if outgoing.whole:
-            self._reply_sent(outgoing)
-
-    def _reply_sent(self, outgoing: OutgoingReply) -> None:
-        key = outgoing.reply.key
-        self._out.append(Booked("up", key))
-        self._change_task(key, ClientTaskEvent.SENT)
+        if held.sending.whole:
+            self._out.append(Booked("up", pull.key))
+            self._change_task(pull.key, ClientTaskEvent.SENT)
 
 
 def _same(a: m.Task, b: m.Task) -> bool:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from fednet.client.faults import CutUploads, PlannedFaults, Silenced
-from fednet.client.worker import EncodedReply
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
@@ -35,9 +34,8 @@ def trained(steps, body=b"abcd"):
         for done in range(1, steps + 1):
             step("training", done, steps)
         heard.append("replied")
-        return EncodedReply(
-            m.Reply(key=KEY, form=[], size=len(body), check=Body([body]).digest()), Body([body])
-        )
+        reply = m.Reply(key=KEY, form=[], size=len(body), check=Body([body]).digest())
+        return p.FinishedTask(reply, Body([body]))
 
     return work, heard
 
@@ -45,7 +43,6 @@ def trained(steps, body=b"abcd"):
 def test_without_a_planned_fault_the_work_is_as_it_was():
     work, _ = trained(2)
     assert PlannedFaults().around(work, crash) is work
-    assert PlannedFaults().due(0.0) == 0.0
     assert PlannedFaults().apply_to([p.Out(m.Alive())]) == [p.Out(m.Alive())]
 
 
@@ -70,7 +67,7 @@ def test_a_reply_is_corrupted_in_one_byte_after_its_digest_was_taken():
     work, _ = trained(0)
     reply = PlannedFaults({"corrupt": 0.0}).around(work, crash)(lambda *stage: None)
     assert bytes(reply.body) == b"ab\x9cd"
-    assert reply.reply.check == Body([b"abcd"]).digest()
+    assert reply.message.check == Body([b"abcd"]).digest()
 
 
 def test_a_slow_client_takes_so_many_times_as_long_and_a_delay_comes_on_top(monkeypatch):
@@ -113,7 +110,8 @@ def with_task(part: int = PART) -> p.ClientProtocol:
 
 def replied(c: p.ClientProtocol, size: int) -> list[p.Instruction]:
     form = [m.Field("x", "delta", size, size)]
-    return c.reply(m.Reply(key=KEY, form=form, size=size), Body([bytes(size)]))
+    reply = m.Reply(key=KEY, form=form, size=size)
+    return c.finish([p.FinishedTask(reply, Body([bytes(size)]))])
 
 
 def passed(cuts: CutUploads, instructions: list[p.Instruction]) -> list[int | p.Booked]:

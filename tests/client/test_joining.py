@@ -14,12 +14,11 @@ from fednet import registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client import join, preparing
 from fednet.client import loop as loops
-from fednet.client.loop import ClientLoop, FinishedTask, RoundLines, read_server
+from fednet.client.loop import ClientLoop, RoundLines, read_server
 from fednet.client.policy import Policy, policy
-from fednet.client.worker import EncodedReply
 from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import write_record
-from fednet.protocol.client import ClientProtocol, DoTask
+from fednet.protocol.client import ClientProtocol, FinishedTask
 from fednet.records import mb
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
@@ -173,13 +172,12 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     key = m.Key(1, 0, 0, 7, "train")
     body = Body([bytes(2_000_000)])
     left = weakref.ref(body)
-    given = DoTask(m.Task(key=key, form=[], size=0, check=b""), Body())
     reply = m.Reply(key=key, form=[], size=2_000_000)
     lines = RoundLines()
     said = []
     lines.say = said.append
     lines.began(key)
-    lines.add_answer(FinishedTask(given, EncodedReply(reply, body, samples=60)))
+    lines.add_answer(FinishedTask(reply, body, samples=60))
     del body
     assert left() is None
     lines.over(pause_s=3600.0)  # not yet: another reply of the round may follow

@@ -163,8 +163,7 @@ def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
             if len(done) == 50:
                 over.set()
 
-    for number in range(50):
-        s.put(lambda device, number=number: call(device, number))
+    s.put([lambda device, number=number: call(device, number) for number in range(50)])
     if inline:
         assert s.work_inline()
         assert not s.work_inline()
@@ -196,8 +195,7 @@ def test_packed_clients_meet_in_one_thread_and_the_end_comes_after_all(made, mon
         ends.append(packs.descend(lane))
         threads.add(threading.get_ident())
 
-    for _ in range(7):
-        s.put(call)
+    s.put(7 * [call])
     queued.set()
     s.close()
     assert trained == [3, 3, 1]

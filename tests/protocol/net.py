@@ -118,7 +118,7 @@ class Site:
             check=body.digest(),
             **more,
         )
-        self.do(self.protocol.reply(reply, body))
+        self.do(self.protocol.finish([c.FinishedTask(reply, body if payload else None)]))
 
 
 class Net:

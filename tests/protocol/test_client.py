@@ -14,6 +14,7 @@ from fednet.protocol.client import (
     Cancelled,
     ClientProtocol,
     DoTask,
+    FinishedTask,
     Out,
     Prepare,
     Reconnect,
@@ -36,8 +37,13 @@ def task(size=3, **more) -> m.Task:
     return m.Task(**{"run": "r", "inc": 1, "key": key(), "form": form(size), "size": size, **more})
 
 
-def reply(size, k=None) -> tuple[m.Reply, Body]:
-    return m.Reply(run="r", inc=1, key=k or key(), form=form(size), size=size), Body([bytes(size)])
+def reply(size, k=None) -> list[FinishedTask]:
+    message = m.Reply(run="r", inc=1, key=k or key(), form=form(size), size=size)
+    return [FinishedTask(message, Body([bytes(size)]))]
+
+
+def failure(reason, again) -> list[FinishedTask]:
+    return [FinishedTask(m.Failed(key=key(), reason=reason, again=again))]
 
 
 JOIN = m.Join(worker="w", share=(1, 2))
@@ -101,13 +107,13 @@ def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     again = task(3, inc=2, faults=[m.Fault("pace", 2.0)])  # at its device's pace, as before
     assert c.received(again, Body([bytes(3)]), 2.0) == [Booked("down", key())]
     assert c.received(again, Body([bytes(3)]), 2.0) == [Stray("doubled")]
-    assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
+    assert [(x.inc, x.key) for x in sent(c.finish(reply(3)), m.Reply)] == [(2, key())]
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["of the end", "of the next alone"])
 def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in_full(heard):
     c = working()
-    c.reply(*reply(2 * m.PART))
+    c.finish(reply(2 * m.PART))
     pull(c, 0, 1)
     if heard:
         c.closed()
@@ -121,7 +127,7 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
 
 def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_opened():
     c = working()
-    c.reply(*reply(2 * m.PART))
+    c.finish(reply(2 * m.PART))
     coming = task(2 * m.PART, key=key(1))
     give(c, coming, None)
     out = c.opened(1.0)
@@ -135,7 +141,7 @@ def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_op
 def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
     c = working()
     assert pull(c) == [Stray("late")]
-    c.reply(*reply(2 * m.PART))
+    c.finish(reply(2 * m.PART))
     c.closed()
     c.opened(1.0)
     assert pull(c) == [Stray("late")]
@@ -159,10 +165,10 @@ def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
 def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_nothing():
     c = working()
     assert sent(c.abandon(key())) == []
-    assert c.reply(*reply(3)) == []
+    assert c.finish(reply(3)) == []
     assert c.abandon(key()) == []
     give(c, task(key=key(attempt=1)))
-    c.reply(*reply(2 * m.PART, key(attempt=1)))
+    c.finish(reply(2 * m.PART, key(attempt=1)))
     assert Booked("up", key(attempt=1), False) in c.abandon(key(attempt=1))
     c.closed()
     assert [join.holding for join in sent(c.opened(2.0), m.Join)] == [[]]
@@ -175,7 +181,7 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
     held = weakref.ref(payload)
     del payload
     assert held() is not None
-    c.reply(*reply(2 * m.PART))
+    c.finish(reply(2 * m.PART))
     assert held() is None
 
 
@@ -198,7 +204,7 @@ def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(
 
 def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
     c = restarted()
-    c.failed(key(), "no data", False)  # before the server has begun, which drops it as late
+    c.finish(failure("no data", False))  # before the server has begun, which drops it as late
     out = c.received(task(3, inc=2), Body([b"abc"]), 2.0)
     assert [type(i) for i in out] == [Booked, DoTask]
 
@@ -313,7 +319,7 @@ def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more(
     c.received(m.Cancel(run="r", inc=1, key=key(attempt=0)), None, 0.0)
     for index in range(2):  # one that is done and not sent yet takes no room either
         part(c, key(attempt=1), index)
-    c.reply(*reply(2 * m.PART, key(attempt=1)))
+    c.finish(reply(2 * m.PART, key(attempt=1)))
     more = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=5))
     assert not sent(give(c, more, None), m.Failed)
     assert not sent(give(c, last, b"x"), m.Failed)
@@ -385,7 +391,7 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
 def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
     c = working()
     size = 2 * m.PART + 5
-    assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]
+    assert [type(x) for x in sent(c.finish(reply(size)))] == [m.Reply]
     out = pull(c, 0, 2)
     assert [(i.message.index, len(i.body)) for i in out] == [(0, m.PART), (1, m.PART)]
     assert pull(c, 0, 2) == [Stray("doubled")]
@@ -403,7 +409,7 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
     c.closed()
     if joining:
         c.opened(2.0)
-    assert c.reply(*reply(3)) == []
+    assert c.finish(reply(3)) == []
     if not joining:
         c.opened(2.0)
     out = c.received(WELCOME, None, 2.0)
@@ -413,7 +419,7 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
 
 def test_cancel_lets_go_of_an_announced_reply():
     c = working()
-    c.reply(*reply(2 * m.PART))
+    c.finish(reply(2 * m.PART))
     assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [
         Booked("up", key(), False),
         Cancelled(key()),
@@ -541,14 +547,14 @@ def test_equal_payloads_of_a_process_are_in_memory_once():
     begin(0)
     first = given(0)
     begin(1)
-    c.reply(*reply(3, key(0)))
+    c.finish(reply(3, key(0)))
     begin(2)
     assert given(1) is first
     assert given(2) is first
     c.abandon(key(2))
     begin(2, b"other")
     assert given(2, b"b") is not first
-    c.reply(*reply(3, key(1)))
+    c.finish(reply(3, key(1)))
     begin(1)
     assert given(1) is not first
     c.abandon(key(1))
@@ -585,13 +591,13 @@ def test_who_has_just_said_something_need_not_say_that_it_is_alive():
 def test_reply_to_what_was_cancelled_is_not_sent():
     c = working()
     assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Cancelled(key())]
-    assert c.reply(*reply(3)) == []
-    assert c.failed(key(), "x", True) == []
+    assert c.finish(reply(3)) == []
+    assert c.finish(failure("x", True)) == []
     assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == []
 
 
 def test_reason_that_is_no_text_of_the_wire_is_made_one():
-    (failed,) = sent(working().failed(key(), "file \udcff " + "x" * 9000, False))
+    (failed,) = sent(working().finish(failure("file \udcff " + "x" * 9000, False)))
     assert decode_from_client([encode(failed)])[0] == failed
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from fednet.protocol.client import FinishedTask
 from fednet.protocol.table import (
     ENDED,
     WITH_WORKER,
@@ -440,7 +441,8 @@ class Federation(RuleBasedStateMachine):
         site = self.at_work(who)
         key = min(site.given)
         del site.given[key]
-        site.do(site.protocol.failed(key, "broken", again, lacks))
+        failed = m.Failed(key=key, reason="broken", again=again, lacks=lacks)
+        site.do(site.protocol.finish([FinishedTask(failed)]))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
     def time_passes(self, seconds):

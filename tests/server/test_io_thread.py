@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from fednet.client.loop import ClientLoop, Prepared
-from fednet.client.worker import EncodedReply
 from fednet.errors import RemoteProtocolError
 from fednet.files import digest
 from fednet.journal.link import Link
 from fednet.loading import WrongPart
-from fednet.protocol.client import ClientProtocol
+from fednet.protocol.client import ClientProtocol, FinishedTask
 from fednet.protocol.instructions import Arrived, Send, Spend
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
@@ -62,7 +61,7 @@ class Work:
             values.append(b"fine")
         sent = Body(values)
         reply = m.Reply(key=task.key, form=form, size=sent.size, check=sent.digest())
-        return EncodedReply(reply, sent)
+        return FinishedTask(reply, sent)
 
 
 def made_io(
