@@ -121,6 +121,16 @@ def alone(file: int, path: Path | str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
+def try_lock(file: int, path: Path | str) -> bool:
+    """Locks a file, until it is closed, if no other process has locked it."""
+    with locking(path):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 # -- writing aside ---------------------------------------------------------------------------------
 # The name of a file that is being written.
 ASIDE = re.compile(r"\..+\.[0-9]+")

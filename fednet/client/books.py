@@ -28,6 +28,7 @@ from fednet.files import (
     open_descriptor,
     plain_line,
     repair,
+    try_lock,
     without_digest,
     write_all,
 )
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 
 class MessageFile:
     """Writes the book of a process's messages. It keeps rows until it is flushed, and those that
-    come before it is opened. Several processes may share a file: one of them writes at a time,
-    after it has cut off a line that another process did not finish before it was killed.
+    come before it is opened. No other process writes to its file while it is open.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,24 @@ class MessageFile:
         self._path = Path()
         self._lock = threading.Lock()
 
-    def open(self, path: Path) -> None:
-        """Writes rows to this file from now on."""
+    def open(self, folder: Path, name: str) -> None:
+        """Writes rows to `wire.jsonl` in the folder from now on, or to `wire-NAME.jsonl` where
+        another process writes to that one. name: of this process. Cuts off a line that a process
+        did not finish before it was killed. Raises ConfigError for a file system without locks.
+        """
         self.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        self._file = open_descriptor(path, flags)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "wire.jsonl"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        file = open_descriptor(path, flags)
+        if not try_lock(file, path):
+            os.close(file)
+            path = folder / f"wire-{name}.jsonl"
+            file = open_descriptor(path, flags)
+        repair(path)
+        self._file = file
         self._path = path
-        self._write()  # also without rows: a file system without locks is refused at once
+        self.flush()
 
     def add(self, row: JsonDict) -> None:
         """Adds a row, which `flush` writes."""
@@ -65,19 +75,13 @@ class MessageFile:
 
     def flush(self) -> None:
         """Writes the rows that have come, if there is a file."""
-        if self._file >= 0 and self.rows:
-            self._write()
-
-    def _write(self) -> None:
+        if self._file < 0 or not self.rows:
+            return
         with self._lock:
             waiting = self.rows
             self.rows = []
-        text = b"".join(map(plain_line, waiting))
-        with alone(self._file, self._path), naming_file(self._path):
-            end = os.fstat(self._file).st_size
-            if end and os.pread(self._file, 1, end - 1) != b"\n":
-                repair(self._path)
-            write_all(self._file, text)
+        with naming_file(self._path):
+            write_all(self._file, b"".join(map(plain_line, waiting)))
 
     def close(self) -> None:
         if self._file >= 0:

@@ -134,9 +134,7 @@ def prepare(
         )
         for number, device in enumerate(devices)
     ]
-    # Several processes that host all clients may share the folder: each has its own book.
-    everyone = len(clients) == config.clients
-    loop.book.open(root / (f"wire-{loop.protocol.join.worker}.jsonl" if everyone else "wire.jsonl"))
+    loop.book.open(root, loop.protocol.join.worker)
     for worker in workers:
         worker.warm()
     facts = []  # what the server has to know of sites' own data

@@ -44,7 +44,7 @@ from fednet.training.scratch import Scratch
 from fednet.training.setting import Pair, Setting, Splits
 from fednet.wire import messages as m
 from fednet.wire.body import Body
-from fednet.wire.codec import Compression, cut
+from fednet.wire.codec import PLAIN, Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import LocalRun, Payload, tensors_of, weights_of
 
@@ -171,6 +171,7 @@ class Worker:
         self._masks = is_secure(experiment.algorithm)
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
+        self._broadcast: _Broadcast | None = None  # the last one that others may get too
 
     def warm(self) -> None:
         """Builds the scratch model, and imports what the first step would. On a GPU the first task
@@ -305,14 +306,19 @@ class Worker:
                         up = method.mask_reply(key.phase, up, down, x, host)
 
                     turn("encoding")
-                    how = Compression(
-                        lambda name: seeds.rng(
-                            config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
-                        ),
-                        Memory(past.next, past.next, f"{key.phase}/"),
-                        Memory(past.known, past.next, f"{key.phase}/"),
-                        reference,
-                    )
+                    how = PLAIN
+                    if exp.up.chains:
+                        how = Compression(
+                            lambda name: seeds.rng(
+                                config.seed,
+                                f"compress/up/{key.phase}/{name}",
+                                key.round,
+                                key.client,
+                            ),
+                            Memory(past.next, past.next, f"{key.phase}/"),
+                            Memory(past.known, past.next, f"{key.phase}/"),
+                            reference,
+                        )
                     encoded = exp.up.encode(up, how, stay=here)
                     form = encoded.form
                     sent = encoded.body
@@ -411,7 +417,17 @@ class Worker:
             enrolment = exp.down.decode(method.Enrolment, *given, fill=fill)
             state = method.receive_enrolment(state, enrolment, host)
         kind = method.exchanges[task.key.phase].down
-        down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
+        # Most clients get the same broadcast: it is decoded once, where nothing of their own is in
+        # it and no method writes to it. A large one is not kept, unless clients are packed, of
+        # which each would have a copy.
+        alike = not (task.enrol or self._checked) and exp.down.alone(kind)
+        last = self._broadcast
+        if alike and last is not None and last.is_in(task, kind, body):
+            down = last.payload
+        else:
+            down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
+            if alike and (self.device.packed or body.size <= m.PART):
+                self._broadcast = _Broadcast(kind, list(form), task.check, body, down)
         if body.by_reference and self.device.device.type != "cpu" and method.only_sums:
             # One copy of the tensors on this device, for all clients that get this broadcast.
             moved: dict[str, Tensors] = {}
@@ -466,6 +482,25 @@ class Worker:
                 self._balanced_set = self._balanced()
                 self.device.synchronize()
             return self._balanced_set
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Broadcast:
+    """A payload that came, and what it was decoded to."""
+
+    kind: type[Payload]
+    form: list[m.Field]
+    check: bytes
+    body: Body
+    payload: Payload
+
+    def is_in(self, task: m.Task, kind: type[Payload], body: Body) -> bool:
+        """Whether a task has the same payload, of which the digest was compared."""
+        if kind is not self.kind:
+            return False
+        if body.by_reference:
+            return body is self.body
+        return bool(task.check) and task.check == self.check and task.form == self.form
 
 
 def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:

@@ -178,7 +178,9 @@ class Codec:
             )
             values.append(data)
             form.append(Field(name, field.kind, len(data), layout.nbytes, []))
-        return Encoded(tuple(form), Body(values), type(payload)(**seen))
+        if self.compresses(type(payload)):
+            payload = type(payload)(**seen)
+        return Encoded(tuple(form), Body(values), payload)
 
     def _compress(
         self, name: str, kind: str, chain: Chain, value: Tensors, part: Tensors, how: Compression
@@ -317,7 +319,7 @@ class Codec:
             else:
                 chain = self.chains.get(field.kind)
                 base = self.base(field.kind, reference)
-                values = self._tensors(layout, chain, parts, base, past.of(name))
+                values = self._tensors(layout, chain, parts, base, past, name)
             if not sound:
                 for value in values:
                     self.finite(value, name)
@@ -335,15 +337,17 @@ class Codec:
         parts: Sequence[memoryview],
         base: torch.Tensor | None,
         past: Memory,
+        name: str,
     ) -> list[Tensors]:
-        """The tensors of one field of several payloads: the vector, and behind it what is not
-        compressed.
+        """The tensors of the field `name` of several payloads: the vector, and behind it what is
+        not compressed.
         """
         cut = len(parts[0]) - (layout.nbytes - 4 * layout.sizes[0])  # the vector ends there
         if chain is None:
             vectors = rows_of_floats([part[:cut] for part in parts])
         else:
-            vectors = [chain.receive(part[:cut], layout.sizes[0], past) for part in parts]
+            memory = past.of(name)
+            vectors = [chain.receive(part[:cut], layout.sizes[0], memory) for part in parts]
             if base is not None:
                 vectors = [base + vector for vector in vectors]
         if cut == len(parts[0]):

@@ -24,9 +24,9 @@ def file(tmp_path):
     return tmp_path / "answers.jsonl"
 
 
-def opened(path):
+def opened(folder, name="one"):
     made = MessageFile()
-    made.open(path)
+    made.open(folder, name)
     return made
 
 
@@ -38,15 +38,31 @@ def row(round, client):
 
 def test_a_line_that_a_process_was_killed_in_is_cut_off_before_another_one_adds_its_own(tmp_path):
     path = tmp_path / "wire.jsonl"
-    mine = opened(path)
-    mine.add(row(1, 0))
-    mine.flush()
-    for client in (1, 2):
+    for client in (0, 1, 2):
+        mine = opened(tmp_path)
+        mine.add(row(1, client))
+        mine.close()
         with path.open("ab") as killed:
             killed.write(b'{"round":1,"cl')
-        mine.add(row(1, client))
-        mine.flush()
+    opened(tmp_path).close()
     assert [r["client"] for r in lines(path)] == [0, 1, 2]
+
+
+def test_processes_that_share_a_folder_write_a_file_each_and_the_next_one_goes_on_with_the_first(
+    tmp_path,
+):
+    first = opened(tmp_path)
+    second = opened(tmp_path, "two")
+    for client, book in enumerate((first, second)):
+        book.add(row(1, client))
+        book.flush()
+    first.close()
+    third = opened(tmp_path, "three")
+    third.add(row(1, 2))
+    second.close()
+    third.close()
+    found = {path.name: [r["client"] for r in lines(path)] for path in tmp_path.iterdir()}
+    assert found == {"wire.jsonl": [0, 2], "wire-two.jsonl": [1]}
 
 
 def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):
