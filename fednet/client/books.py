@@ -228,13 +228,14 @@ class MaskedAccount(SiteAccount):
         self._configuration = hashlib.sha256(text).hexdigest()
         self._machines: dict[int, tuple[int, SecureClient]] = {}  # by client, with their round
         self._rounds = dict[tuple[int, str], int]()  # by client and configuration, the last one
-        self._vectors = set[tuple[int, str]]()  # of a client, by its digest
+        # Of a client, by its digest: with which configuration, in which round.
+        self._vectors = dict[tuple[int, str], tuple[str, int]]()
         super().__init__(path)
 
     def _count(self, row: _Vector) -> None:
         last = self._rounds.get((row.client, row.configuration), 0)
         self._rounds[row.client, row.configuration] = max(last, row.round)
-        self._vectors.add((row.client, row.vector))
+        self._vectors[row.client, row.vector] = row.configuration, row.round
 
     def machine(self, terms: Terms, round_number: int, client: int, fresh: bool) -> SecureClient:
         """Returns the client's machine of this round. fresh: makes it if there is none, and forgets
@@ -264,8 +265,15 @@ class MaskedAccount(SiteAccount):
         digest = hashlib.sha256(vector).hexdigest()
         with self._exclusive() as file:
             last = self._rounds.get((client, self._configuration), 0)
-            known = (client, digest) in self._vectors
-            if round_number <= last or known:
+            configuration, other = self._vectors.get((client, digest), ("", 0))
+            if round_number > last and configuration == self._configuration:
+                raise LeftRound(
+                    f"secure aggregation: client {client}'s vector of round {round_number} is that "
+                    f"of round {other}, and sent again it would be revealed. Both updates became "
+                    f"the same whole numbers: raise privacy.secagg.bits, or lower "
+                    f"privacy.secagg.clip"
+                )
+            if round_number <= last or configuration:
                 before = "before"
                 if round_number <= last:
                     before = f"in round {last} of this configuration"

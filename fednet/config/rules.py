@@ -32,6 +32,7 @@ Broken = tuple[str, str]  # a key and the sentence about it
 
 KEEP_ONE = "keep one of them."
 DEFAULTS = Config()
+LEAST_NOISE = 1e-6  # privacy.noise
 
 
 def check(config: Config, tree: Node) -> None:
@@ -174,6 +175,10 @@ def _needs(c: Config) -> Iterator[Broken]:
         yield "security.keys", key
     if c.privacy.noise and c.privacy.clip is None:
         yield "privacy.noise", "needs privacy.clip, the norm that it is a multiple of."
+    # With less, the accountant's numbers overflow: of clients that are drawn it has said epsilon 0.
+    if 0 < c.privacy.noise < LEAST_NOISE:
+        expected = f"expected 0, which adds none, or at least {LEAST_NOISE:g}"
+        yield "privacy.noise", f"{expected}; less hides nothing."
     name = c.stop.metric
     patience = c.stop.patience
     every = c.evaluate.every

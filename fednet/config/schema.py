@@ -764,8 +764,10 @@ class PrivacySection(Section, frozen=True, kw_only=True):
 
     clip: Positive | None = None
     """Clipping bound S of an update's Euclidean norm; null: no clipping."""
-    noise: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
-    """Noise multiplier z: the Gaussian noise has standard deviation z times `clip`."""
+    noise: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    """Noise multiplier z: the Gaussian noise has standard deviation z times `clip`; 0, or at least
+    1e-6.
+    """
     where: Literal["server", "client"] = "server"
     """server: noise is added to the sum; client: each client adds its part to its update."""
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5

@@ -153,9 +153,11 @@ def test_a_vector_leaves_once_in_a_round_and_in_no_other_from_any_process(tmp_pa
     for round in (2, 3):
         with pytest.raises(LeftRound, match="left in round 3 of this configuration already"):
             leaves(0, round, b"second")
-    for other, round in ((0, 4), (1, 1)):
-        with pytest.raises(LeftRound, match="left before already"):
-            leaves(0, round, b"first", other)
+    with pytest.raises(LeftRound, match=r"left before already, .* give another --state"):
+        leaves(0, 1, b"first", seed=1)
+    # Nobody repeats a run here: small updates have become the same whole numbers.
+    with pytest.raises(LeftRound, match=r"is that of round 3, .* raise privacy\.secagg\.bits"):
+        leaves(0, 4, b"first")
     leaves(0, 4, b"fourth")
     leaves(1, 3, b"first")
     leaves(0, 1, b"of another", 1)

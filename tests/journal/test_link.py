@@ -266,7 +266,8 @@ class Side:
     """
 
     def __init__(self) -> None:
-        self.open: dict[tuple[object, ...], int] = {}  # bytes, by connection, direction and type
+        # Bytes and messages, by connection, direction and type.
+        self.open: dict[tuple[object, ...], tuple[int, int]] = {}
         self.rows = Counter[tuple[object, ...]]()
         self.strangers = set[bytes]()
 
@@ -274,20 +275,31 @@ class Side:
         return NOBODY if conn in self.strangers else conn
 
     def adds(self, name: tuple[object, ...], nbytes: int) -> None:
-        self.open[name] = self.open.get(name, 0) + nbytes
+        before, messages = self.open.get(name, (0, 0))
+        self.open[name] = before + nbytes, messages + 1
 
     def row(
-        self, direction: str, type: str, key: object, nbytes: int, useful: bool, reason: str = ""
+        self,
+        direction: str,
+        type: str,
+        key: object,
+        nbytes: int,
+        useful: bool,
+        reason: str = "",
+        messages: int | None = None,
     ) -> None:
+        """messages: how many, where a row is of many that belong to no task."""
         client = key.client if isinstance(key, m.Key) else -1
         if isinstance(key, m.Key) and key.purpose == "evaluate" and type in ("task", "reply"):
             type = "evaluate"
-        self.rows[direction, type, client, nbytes, useful, reason] += 1
+        self.rows[direction, type, client, nbytes, messages, useful, reason] += 1
 
     def ends(self, name: tuple[object, ...], useful: bool = False, reason: str = "") -> None:
         if name in self.open:
             _, direction, type, key = name
-            self.row(str(direction), str(type), key, self.open.pop(name), useful, reason)
+            nbytes, messages = self.open.pop(name)
+            counted = messages if key == 0 else None
+            self.row(str(direction), str(type), key, nbytes, useful, reason, counted)
 
     def crosses(
         self, conn: bytes, direction: m.Direction, message: m.Message, nbytes: int, stray: str
@@ -419,7 +431,7 @@ class Crossings:
             bill = self.accepted.setdefault(key, [])
             for name in names:
                 if name in self.server.open:
-                    bill.append((str(name[1]), str(name[2]), self.server.open.pop(name)))
+                    bill.append((str(name[1]), str(name[2]), self.server.open.pop(name)[0]))
             if n > 5:
                 self.judge(key, "left out" if n == 6 else "")
         elif what == "beats":
@@ -428,11 +440,15 @@ class Crossings:
         elif what == "all beats":
             server.settle_all_counted(n)
             together = Counter[tuple[str, str]]()
+            count = Counter[tuple[str, str]]()
             for name in list(self.server.open):
                 if name[3] == 0 and name[0] != NOBODY:
-                    together[str(name[1]), str(name[2])] += self.server.open.pop(name)
+                    nbytes, messages = self.server.open.pop(name)
+                    together[str(name[1]), str(name[2])] += nbytes
+                    count[str(name[1]), str(name[2])] += messages
             for (direction, type), nbytes in together.items():
-                self.server.row(direction, type, None, nbytes, False)
+                messages = count[direction, type]
+                self.server.row(direction, type, None, nbytes, False, messages=messages)
         elif what == "undecoded" and conn in self.came:
             server.undecoded(conn, self.came.pop(conn) + n)
             if conn in self.server.strangers and n:
@@ -447,15 +463,13 @@ class Crossings:
 
 
 def found(rows: list[dict]) -> Counter[tuple[object, ...]]:
-    return Counter(
-        (r["direction"], r["type"], r["client"], r["bytes"], r["useful"], r.get("reason", ""))
-        for r in each(rows)
-    )
+    names = ("direction", "type", "client", "bytes", "count", "useful")
+    return Counter((*[r.get(name) for name in names], r.get("reason", "")) for r in each(rows))
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.tuples(*[st.integers(0, 1)] * 2), st.lists(HAPPENS, min_size=10, max_size=50))
-def test_whatever_crosses_each_byte_is_in_the_row_that_it_belongs_to_at_each_end(opened, happened):
+def test_whatever_crosses_is_counted_in_the_row_that_it_belongs_to_at_each_end(opened, happened):
     crossings = Crossings()
     ends = crossings.ends
     begun = [("open", conn, KEY, n) for conn, n in zip(CONNS, opened)]

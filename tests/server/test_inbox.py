@@ -433,6 +433,9 @@ class Replies(RuleBasedStateMachine):
                     for client, reply in found.items()
                 } == wanted
                 assert all(r.message.reported == {"drift": 0.5} for r in found.values())
+        # It takes none for received that was in memory alone.
+        known = self.journal.book.accepted.values()
+        assert {place_of(record.message.key) for record in known} == set(self.accepted)
 
     # -- what must hold ----------------------------------------------------------------------------
     @invariant()
