@@ -43,7 +43,7 @@ from fednet.errors import (
 from fednet.files import read_record
 from fednet.journal.events import Welcomed
 from fednet.journal.journal import Journal
-from fednet.journal.link import Link
+from fednet.journal.link import Incoming, Link
 from fednet.loading import error_text
 from fednet.protocol import client as p
 from fednet.protocol.table import TAKEN_IN
@@ -405,7 +405,7 @@ class ClientLoop:
             stray = "refused"
         if instructions and isinstance(instructions[0], p.Stray):
             stray = instructions[0].reason
-        self.link.record_received(CONNECTION, message, body, frames, stray)
+        self.link.record_received([Incoming(CONNECTION, message, body, frames, stray)])
         return instructions
 
     def _follow(self, instructions: list[p.Instruction]) -> None:

@@ -85,28 +85,37 @@ class Book:
 
     # -- bytes -------------------------------------------------------------------------------------
     def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
-        name = e.name
-        mine = self.open.setdefault(name[0], {})
-        account = mine.get(name)
-        if account is None:
-            account = Account(name[1], e.type, counted=e.counted, incarnation=self.incarnation)
-            account.kinds = {}
-            account.final = e.final
+        for name in e.names:
+            mine = self.open.setdefault(name[0], {})
+            account = mine.get(name)
+            if account is not None:
+                self._add(account, e.envelope, e.kinds, e.raw, 1)
+                continue
             key = name[3] if isinstance(name[3], Key) else e.key
+            whose = (-1, 0, 0, 0, "connection")
             if key is not None:
-                account.round = key.round
-                account.phase = key.phase
-                account.attempt = key.attempt
-                account.client = key.client
-                account.purpose = key.purpose
-            mine[name] = account
-        self._add(account, e.envelope, e.kinds, e.raw, 1)
+                whose = key.client, key.round, key.phase, key.attempt, key.purpose
+            mine[name] = Account(
+                name[1],
+                e.type,
+                e.kinds,
+                *whose,
+                e.counted,
+                e.envelope,
+                e.raw,
+                1,
+                self.incarnation,
+                e.final,
+            )
+        nbytes = e.envelope + sum(e.kinds.values())
+        self.crossed[e.names[0][1]] += nbytes * len(e.names)
         return ()
 
     def _undone(self, e: Undone) -> Sequence[ClosedAccount]:
         account = self.open.get(e.name[0], {}).get(e.name)
         if account is not None:
             self._add(account, e.envelope, e.kinds, e.raw, -1)
+            self.crossed[account.direction] -= e.envelope + sum(e.kinds.values())
             if not account.count:
                 self._close(e.name)
         return ()
@@ -115,14 +124,13 @@ class Book:
         self, account: Account, envelope: int, kinds: Mapping[str, int], raw: int, sign: int
     ) -> None:
         """Adds a message to an account, or with sign -1 takes it away."""
-        nbytes = envelope
-        for kind, n in kinds.items():
-            account.kinds[kind] = account.kinds.get(kind, 0) + sign * n
-            nbytes += n
+        if kinds:
+            account.kinds = dict(account.kinds)
+            for kind, n in kinds.items():
+                account.kinds[kind] = account.kinds.get(kind, 0) + sign * n
         account.envelope += sign * envelope
         account.raw_bytes += sign * raw
         account.count += sign
-        self.crossed[account.direction] += sign * nbytes
 
     def _cut(self, e: Cut) -> Sequence[ClosedAccount]:
         for name, account in self.open.get(e.conn, {}).items():

@@ -25,6 +25,7 @@ class Account(msgspec.Struct, array_like=True, gc=False):
     direction: Direction
     type: str
     kinds: dict[str, int] = {}
+    """Accounts may share them: nobody changes them in place."""
     client: int = -1
     round: int = 0
     phase: int = 0
@@ -66,20 +67,22 @@ class Base(msgspec.Struct, array_like=True, tag_field="event", gc=False):
 
 
 # -- bytes -----------------------------------------------------------------------------------------
-class Crossed(Base, tag=1):
-    """A message crosses: its bytes go to the account of that name, which is opened if need be."""
+class Crossed(Base, tag=14):
+    """Messages cross that are alike: the bytes of each go to the account of its name, which is
+    opened if need be.
+    """
 
-    name: Name
+    names: list[Name]
     type: str
     """Of the row."""
     envelope: int
-    """All bytes but those of payload."""
+    """All bytes of one but those of payload."""
     kinds: dict[str, int] = {}
-    """Bytes of payload."""
+    """Bytes of payload of one. Nobody changes them."""
     raw: int = 0
-    """Bytes of payload before compression."""
+    """Bytes of payload of one before compression."""
     key: Key | None = None
-    """Of the task that the message belongs to, where the name has none."""
+    """Of the task that a message belongs to, where its name has none."""
     counted: bool = False
     """See `Account`."""
     final: bool = False

@@ -9,10 +9,10 @@ same link serves every transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import msgpack
+from msgspec import msgpack, structs
 
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Counted, Crossed, Cut, Name, Spent, Undone
@@ -30,16 +30,25 @@ Frame = Any  # bytes, as the transport has them
 
 
 class Outgoing(NamedTuple):
-    """A message that is recorded and has not left. name: of its account; envelope, kinds, raw: what
-    it added there.
-    """
+    """A message that is recorded and has not left."""
 
     conn: bytes
     frames: Sequence[Frame]
-    name: Name
-    envelope: int
-    kinds: dict[str, int]
-    raw: int
+    crossed: Crossed
+    """What is recorded of it."""
+
+
+class Incoming(NamedTuple):
+    """A message that came, and is not recorded."""
+
+    conn: bytes
+    message: m.Message
+    body: Body | None
+    frames: Sequence[Frame]
+    stray: str = ""
+    """Why it belongs to nothing that is under way (late, doubled, refused). It is wasted then: it
+    gets a row of its own, and the account of the payload that it names stays as it is.
+    """
 
 
 class Link:
@@ -79,25 +88,35 @@ class Link:
     # -- messages ----------------------------------------------------------------------------------
     def send(self, conn: bytes, message: m.Message, body: Body | None = None) -> bool:
         """Encodes, records and sends. False if the connection is gone; nothing is recorded then."""
-        return self.send_composed(self.compose(conn, message, body))
+        (out,) = self.compose([(conn, message, body)])
+        return self.send_composed(out)
 
-    def compose(self, conn: bytes, message: m.Message, body: Body | None = None) -> Outgoing:
-        """Encodes a message, and adds it to its account before it leaves."""
-        frames: list[Frame] = [encode(message)]
-        if body is not None:
-            # Two ends in one process that do not cut payloads hand over tensors as they are.
-            here = self._part == m.WHOLE and body.by_reference
-            frames.append(body if here else body.to_bytes())
-        nbytes = self._framing(*map(len, frames))
-        return Outgoing(conn, frames, *self._add(conn, self.out, message, body, nbytes))
+    def compose(self, messages: Iterable[tuple[bytes, m.Message, Body | None]]) -> list[Outgoing]:
+        """Encodes messages, each for a connection, and adds them to their accounts before they
+        leave.
+        """
+        composed: list[Outgoing] = []
+        for conn, message, body in messages:
+            frames: list[Frame] = [encode(message)]
+            if body is not None:
+                # Two ends in one process that do not cut payloads hand over tensors as they are.
+                here = self._part == m.WHOLE and body.by_reference
+                frames.append(body if here else body.to_bytes())
+            nbytes = self._framing(*map(len, frames))
+            crossed = self._crossing(conn, self.out, message, body, nbytes)
+            composed.append(Outgoing(conn, frames, crossed))
+        self._note([out.crossed for out in composed])
+        return composed
 
     def send_composed(self, out: Outgoing) -> bool:
         """Sends what was composed; takes it out of its account if its connection is gone."""
         sent = self._send(out.conn, out.frames)
+        crossed = out.crossed
+        (name,) = crossed.names
         if not sent:
-            self.journal.note(Undone(out.name, out.envelope, out.kinds, out.raw))
-        elif out.name[2] == ONCE:
-            self._spend(out.name)
+            self.journal.note(Undone(name, crossed.envelope, crossed.kinds, crossed.raw))
+        elif name[2] == ONCE:
+            self._spend(name)
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Body | None]:
@@ -110,38 +129,54 @@ class Link:
             self.refused(conn, frames)
             raise
 
-    def record_received(
-        self,
-        conn: bytes,
-        message: m.Message,
-        body: Body | None,
-        frames: Sequence[Frame],
-        stray: str = "",
-    ) -> None:
-        """Adds what was received to its account; whether it was useful is not known yet. stray:
-        why it belongs to nothing that is under way (late, doubled, refused). It is wasted then: it
-        gets a row of its own, and the account of the payload that it names stays as it is.
-        """
-        nbytes = self._framing(*map(len, frames))
-        if conn in self._booked:  # else it has ended, and been counted
-            self._booked[conn] += nbytes
-        name, *_ = self._add(conn, self.back, message, body, nbytes, stray)
-        if name[2] == ONCE:
+    def record_received(self, received: Iterable[Incoming]) -> None:
+        """Adds what was received to its accounts; whether it was useful is not known yet."""
+        wasted: list[tuple[Name, str]] = []
+        crossing: list[Crossed] = []
+        for conn, message, body, frames, stray in received:
+            nbytes = self._framing(*map(len, frames))
+            if conn in self._booked:  # else it has ended, and been counted
+                self._booked[conn] += nbytes
+            crossed = self._crossing(conn, self.back, message, body, nbytes, stray)
+            crossing.append(crossed)
+            if crossed.names[0][2] == ONCE:
+                wasted.append((crossed.names[0], stray))
+        self._note(crossing)
+        for name, stray in wasted:
             self._spend(name, reason=stray)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
-        self.record_received(conn, UNREAD, None, frames, "refused")
+        self.record_received([Incoming(conn, UNREAD, None, frames, "refused")])
 
-    def _count(self, conn: bytes, direction: m.Direction, what: str, nbytes: int) -> Name:
-        """Adds bytes to a row of many messages; returns the name of its account."""
+    def _note(self, crossing: Sequence[Crossed]) -> None:
+        """Notes messages in the journal: those that are alike and follow each other as one event,
+        since the tasks of a round, and the replies to them, mostly are.
+        """
+        alike: list[Crossed] = []
+        for crossed in crossing:
+            if alike and not _are_alike(alike[0], crossed):
+                self._note_alike(alike)
+                alike = []
+            alike.append(crossed)
+        if alike:
+            self._note_alike(alike)
+
+    def _note_alike(self, crossing: Sequence[Crossed]) -> None:
+        event = crossing[0]
+        if len(crossing) > 1:
+            names = [name for crossed in crossing for name in crossed.names]
+            event = structs.replace(event, names=names)
+        self.journal.note(event)
+
+    def _count(self, conn: bytes, direction: m.Direction, what: str, nbytes: int) -> Crossed:
+        """Bytes of a row of many messages."""
         whose = NOBODY if conn in self._strangers else conn
         name = whose, direction, what, 0
-        self.journal.note(Crossed(name, what, nbytes, counted=True))
         self._counted.setdefault(whose, {})[name] = None
-        return name
+        return Crossed([name], what, nbytes, counted=True)
 
-    def _add(
+    def _crossing(
         self,
         conn: bytes,
         direction: m.Direction,
@@ -149,19 +184,18 @@ class Link:
         body: Body | None,
         nbytes: int,
         stray: str = "",
-    ) -> tuple[Name, int, dict[str, int], int]:
-        """Adds a message of so many bytes to the account that it belongs to: (the account's name,
-        and what was added: envelope, bytes by kind, raw bytes). A part of a payload is added to
-        that payload's account. A stray one is not, but its kinds are found by the form that is
-        noted there.
+    ) -> Crossed:
+        """A message of so many bytes that crosses, and the account that it belongs to. A part of a
+        payload belongs to that payload's account. A stray one does not, but its kinds are found by
+        the form that is noted there.
         """
         key: m.Key | None = getattr(message, "key", None)
-        kinds = dict[str, int]()
-        raw = 0
         if key is None and isinstance(message, m.BEATS):
-            return self._count(conn, direction, "beat", nbytes), nbytes, kinds, raw
+            return self._count(conn, direction, "beat", nbytes)
         if key is None and stray:
-            return self._count(conn, direction, "refused", nbytes), nbytes, kinds, raw
+            return self._count(conn, direction, "refused", nbytes)
+        kinds: dict[str, int] = {}
+        raw = 0
         type = str(message.__struct_config__.tag)
         name: Name
         if key is None or not isinstance(message, (m.Task, m.Reply, m.Part, m.Pull)):
@@ -173,15 +207,16 @@ class Link:
             name = self._once_name(conn, direction) if stray else payload
             length = 0 if body is None else body.size
             start = 0
-            form = self.journal.book.forms.get(payload, ())
             if isinstance(message, (m.Task, m.Reply)):
-                form = message.form
+                form: Sequence[m.Field] = message.form
                 if length != message.size:  # the rest follows
                     self.journal.book.forms[name] = form
                 if length > m.PART and self._part > m.PART:
                     nbytes += self._parts(name, message, length) - self._framing(length)
-            elif isinstance(message, m.Part):
-                start = message.index * self._part
+            else:
+                form = self.journal.book.forms.get(payload, ())
+                if isinstance(message, m.Part):
+                    start = message.index * self._part
             if length:
                 kinds, raw = self._split(direction, form, start, length)
             if type != "pull" and key.purpose == "evaluate":
@@ -191,8 +226,7 @@ class Link:
         if key is not None and key.purpose == "evaluate":
             final = (key.round, key.phase) == self.final
         whose = key if name[2] == ONCE else None
-        self.journal.note(Crossed(name, type, envelope, kinds, raw, whose, final=final))
-        return name, envelope, kinds, raw
+        return Crossed([name], type, envelope, kinds, raw, whose, final=final)
 
     def _split(
         self, direction: m.Direction, form: Sequence[m.Field], start: int, length: int
@@ -228,7 +262,7 @@ class Link:
             while first < len(starts):
                 nbytes = self._framing(header + len(msgpack.encode(first)) - 1)
                 final = key.purpose == "evaluate" and (key.round, key.phase) == self.final
-                self.journal.note(Crossed(pull, "pull", nbytes, final=final))
+                self.journal.note(Crossed([pull], "pull", nbytes, final=final))
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
@@ -279,7 +313,7 @@ class Link:
         self._booked[conn] = self._greeting[1]
         for direction, nbytes in zip((self.out, self.back), self._greeting):
             if stranger:
-                self._count(conn, direction, "connection", nbytes)
+                self.journal.note(self._count(conn, direction, "connection", nbytes))
             else:
                 self._once(conn, direction, nbytes)
 
@@ -294,7 +328,7 @@ class Link:
     ) -> None:
         """Writes a row of bytes of a connection that are no message."""
         name = self._once_name(conn, direction)
-        self.journal.note(Crossed(name, "connection", nbytes))
+        self.journal.note(Crossed([name], "connection", nbytes))
         self._spend(name, False, reason, round, worker)
 
     def joined(self, conn: bytes) -> None:
@@ -315,7 +349,7 @@ class Link:
         """
         beyond = (received or 0) - self._booked.pop(conn, received or 0)
         if beyond > 0 and conn in self._strangers:
-            self._count(conn, self.back, "refused", beyond)
+            self.journal.note(self._count(conn, self.back, "refused", beyond))
         elif beyond > 0:
             self._once(conn, self.back, beyond, reason, round, worker)
 
@@ -344,6 +378,18 @@ class Link:
         if not awaited:
             for name in self.journal.book.open_of(conn):
                 self._spend(name, reason="cut short")
+
+
+def _are_alike(one: Crossed, other: Crossed) -> bool:
+    """Whether two messages are one event."""
+    return (
+        one.kinds is other.kinds  # those of one form, see `Link._split`
+        and one.envelope == other.envelope
+        and one.type == other.type
+        and one.names[0][1] == other.names[0][1]
+        and one.key is other.key is None
+        and one.final == other.final
+    )
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

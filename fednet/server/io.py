@@ -26,7 +26,7 @@ import msgspec
 
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
-from fednet.journal.link import NOBODY, Link, Outgoing
+from fednet.journal.link import NOBODY, Incoming, Link
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
     REFUSALS,
@@ -155,8 +155,8 @@ class ServerIO:
         self.outcomes: deque[Outcome] = deque()
         self._taken: dict[m.Key, ReceivedReply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
-        self._outgoing: list[Outgoing] = []
-        self._unsent: set[tuple[bytes, object]] = set()  # connections and tasks of these
+        self._unsent: list[Send] = []
+        self._unsent_of: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not accepted or rejected yet
         self._resolved: list[Outcome] = []
@@ -287,7 +287,7 @@ class ServerIO:
             self.transport.wake()
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
         self.inbox.close()
-        self._send_composed()
+        self._send_all()
         # Accounts that wait for a verdict stay: a resumed run uses their replies.
         for conn in list(self.journal.book.open):
             self.link.closed(conn, awaited=not over)
@@ -335,7 +335,7 @@ class ServerIO:
                 else:
                     conn = event.conn
                     worker = self.protocol.roster.worker_of(conn)
-                    self._send_composed()
+                    self._send_all()
                     self.link.ended(conn)
                     self._do(self.protocol.closed(conn, self.now(), event.why))
                     round = self.protocol.round
@@ -363,7 +363,7 @@ class ServerIO:
         self._do(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
             self._booked = now
-            self._send_composed()
+            self._send_all()
             self.link.settle_counted(NOBODY)
         if now >= self._shown_at:
             protocol = self.protocol
@@ -420,12 +420,13 @@ class ServerIO:
             self.protocol.received(event.conn, message, body, now, event.user)
             for event, message, body in messages
         ]
+        came: list[Incoming] = []
         for (event, message, body), instructions in zip(messages, answers):
             conn = event.conn
             first = instructions[0] if instructions else None
             stray = first.reason if isinstance(first, Stray) else ""
             if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
-                self._send_composed()  # what is for its last connection, which a new one ends
+                self._send_all()  # what is for its last connection, which a new one ends
                 self.transport.vouch(conn)
                 self.link.joined(conn)
                 self.link.settle_counted(NOBODY)
@@ -439,7 +440,8 @@ class ServerIO:
             ):
                 self.link.refused(conn, event.frames)
             else:
-                self.link.record_received(conn, message, body, event.frames, stray)
+                came.append(Incoming(conn, message, body, event.frames, stray))
+        self.link.record_received(came)
         for (event, message, _), stranger, instructions in zip(messages, strangers, answers):
             self._do(instructions)
             first = instructions[0] if instructions else None
@@ -467,16 +469,13 @@ class ServerIO:
         self.transport.hang_up(conn)
 
     def _do(self, instructions: list[Instruction]) -> None:
-        """Carries out the protocol's instructions. Messages are held back until `_send_composed`,
+        """Carries out the protocol's instructions. Messages are held back until `_send_all`,
         outcomes until `_conclude`.
         """
         for i in instructions:
             if isinstance(i, Send):
-                # Messages leave in this order, and are in the books before.
-                out = self.link.compose(i.conn, i.message, i.body)
-                self._outgoing.append(out)
-                self._unsent.add((out.conn, out.name[-1]))
-                self._tasks_left = self._tasks_left or isinstance(i.message, m.Task)
+                self._unsent.append(i)
+                self._unsent_of.add((i.conn, getattr(i.message, "key", None)))
             elif isinstance(i, Store):
                 self.inbox.store(i.key, i.offset, i.data)
                 self._at("spooling", i.key.round)
@@ -487,15 +486,15 @@ class ServerIO:
             elif isinstance(i, Resolved):
                 self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
             elif isinstance(i, Spend):
-                if (i.conn, i.key) in self._unsent:
-                    self._send_composed()  # before it is settled: what cannot leave is subtracted
+                if (i.conn, i.key) in self._unsent_of:
+                    self._send_all()  # before it is settled: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
                 self.link.settle(i.conn, i.direction, i.key, False, i.reason)
             elif isinstance(i, Note):
                 self.events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):
-                self._send_composed()
+                self._send_all()
                 self.transport.hang_up(i.conn)
 
     def _take_in(self) -> None:
@@ -512,9 +511,8 @@ class ServerIO:
         records: list[tuple[Accepted, Body | None]] = []
         for i in whole:
             key = i.reply.key
-            unsent = (
-                unsent or (i.up_conn, key) in self._unsent or (i.down_conn, key) in self._unsent
-            )
+            if (i.up_conn, key) in self._unsent_of or (i.down_conn, key) in self._unsent_of:
+                unsent = True
             spec = self.protocol.tasks[key.client].spec
             worker = self.protocol.roster.workers[i.worker]
             place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
@@ -523,7 +521,7 @@ class ServerIO:
             )
             records.append((record, i.body))
         if unsent:
-            self._send_composed()  # before it is accepted: what cannot leave is subtracted
+            self._send_all()  # before it is accepted: what cannot leave is subtracted
         answers: list[list[Instruction]] = []
         for (record, _), reply in zip(records, self.inbox.take(records)):
             key = record.message.key
@@ -537,22 +535,31 @@ class ServerIO:
             self._do(instructions)
 
     # -- its end -----------------------------------------------------------------------------------
-    def _send_composed(self) -> None:
-        """Writes the journal, then sends the messages that were composed."""
-        if not self._outgoing:
+    def _send_all(self) -> None:
+        """Sends the messages that were held back, in their order; they are in the journal before
+        they leave.
+        """
+        if not self._unsent:
             return
+        unsent = self._unsent
+        self._unsent = []
+        self._unsent_of.clear()
+        outgoing = self.link.compose([(i.conn, i.message, i.body) for i in unsent])
         self.journal.flush()
-        for out in self._outgoing:
+        for out in outgoing:
             self.link.send_composed(out)
-        self._outgoing.clear()
-        self._unsent.clear()
+        for i in unsent:
+            if isinstance(i.message, m.Task):
+                self._tasks_left = True
 
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
         self._heard = 0
         self._take_in()
-        self.journal.flush()
-        self._send_composed()
+        if self._unsent:
+            self._send_all()
+        else:
+            self.journal.flush()
         for reply in self._logged:
             key = reply.message.key
             if key.purpose == "train":

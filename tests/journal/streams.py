@@ -71,14 +71,14 @@ class Server:
         known = key in self.down or key in self.accepted or key in self.settled
         if kind == "task" and not known:
             self.down[key] = conn
-            self.events.append(Crossed((conn, "down", "task", key), "task", 5, {"state": n}, n))
+            self.events.append(Crossed([(conn, "down", "task", key)], "task", 5, {"state": n}, n))
         elif kind == "part" and key in self.down:
             name = self.down[key], "up", "pull", key
-            self.events.append(Crossed(name, "pull", 3))
+            self.events.append(Crossed([name], "pull", 3))
         elif kind == "reply" and key in self.down and key not in self.up:
             self.up[key] = conn
             name = conn, "up", "reply", key
-            self.events.append(Crossed(name, "reply", 7, {"delta": n}, 2 * n))
+            self.events.append(Crossed([name], "reply", 7, {"delta": n}, 2 * n))
         elif kind == "accept" and key in self.up:
             message = Reply(key=key, form=[], size=n)
             self.events.append(Accepted(message, self.down.pop(key), self.up.pop(key)))
@@ -95,17 +95,17 @@ class Server:
             self.events.append(Verdict(replies))
             self.settled.update(settled)
         elif kind == "cohort":
-            for other in range(client + 1):
-                for part in ("task", "reply", "accept"):
+            for part in ("task", "reply", "accept"):
+                for other in range(client + 1):
                     self.step(part, other, n + other * (n % 2))
         elif kind == "beat":
-            self.events.append(Crossed((conn, "up", "beat", 0), "beat", n, counted=True))
+            self.events.append(Crossed([(conn, "up", "beat", 0)], "beat", n, counted=True))
         elif kind == "beats":
             self.events.append(Counted([(c, "up", "beat", 0) for c in CONNS], self.round))
         elif kind in ("once", "undo"):
             self.numbers += 1
             name = conn, "down", "once", self.numbers
-            self.events.append(Crossed(name, "cancel", n, key=key))
+            self.events.append(Crossed([name], "cancel", n, key=key))
             self.events.append(Undone(name, n) if kind == "undo" else Spent(name))
         elif kind == "cut":
             self.events.append(Cut(conn, "down"))

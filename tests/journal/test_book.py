@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from fednet.journal.book import Book, Row
 from fednet.journal.events import (
@@ -41,7 +42,7 @@ def crossed(
     direction: Direction, type: str, nbytes: int = 0, key: Key = KEY, envelope: int = 1
 ) -> Crossed:
     kinds = {"state": nbytes} if nbytes else {}
-    return Crossed((CONN, direction, type, key), type, envelope, kinds, nbytes)
+    return Crossed([(CONN, direction, type, key)], type, envelope, kinds, nbytes)
 
 
 def accepted(key: Key = KEY, down: bytes | None = CONN, stored: bool = True) -> Accepted:
@@ -62,8 +63,8 @@ def test_a_row_holds_payload_by_kind_envelope_and_their_sum() -> None:
     book, rows = fold(
         [
             Started(2),
-            Crossed(name, "reply", 60, {"delta": 100, "statistics": 24}, 200),
-            Crossed(name, "reply", 40, {"delta": 50}, 100),
+            Crossed([name], "reply", 60, {"delta": 100, "statistics": 24}, 200),
+            Crossed([name], "reply", 40, {"delta": 50}, 100),
         ]
     )
     assert rows == []
@@ -91,7 +92,9 @@ def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one() -> Non
     name = (b"a", "up", "beat", 0)
     events = list[Event]()
     for n in (1, 3):
-        events += n * [Crossed(name, "beat", 30, counted=True)] + [Spent(name, round=n, worker="w")]
+        events += n * [Crossed([name], "beat", 30, counted=True)] + [
+            Spent(name, round=n, worker="w")
+        ]
     _, rows = fold(events)
     found = [(r["count"], r["bytes"], r["round"], r["worker"]) for r in rows]
     assert found == [(1, 30, 1, "w"), (3, 90, 3, "w")]
@@ -100,7 +103,7 @@ def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one() -> Non
 def test_the_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rounds() -> None:
     def spent(direction: Direction, round: int, n: int) -> list[Event]:
         made = crossed(direction, "reply", key=Key(round, 0, 0, 1), envelope=n)
-        return [made, Spent(made.name, useful=True)]
+        return [made, Spent(made.names[0], useful=True)]
 
     book, _ = fold([e for r, n in ((0, 7), (1, 100), (2, 1000)) for e in spent("up", r, n)])
     fold([Over(1)], book)
@@ -113,13 +116,13 @@ def test_the_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next
 
 def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round() -> None:
     made = crossed(*REPLY, 10)
-    book, rows = fold([made, Spent(made.name, useful=True)], Book(by_round=False))
+    book, rows = fold([made, Spent(made.names[0], useful=True)], Book(by_round=False))
     assert (len(rows), book.untaken) == (1, {})
 
 
 def test_useless_bytes_are_spent_all_the_same_and_an_account_is_settled_once() -> None:
     made = crossed(*TASK, 10)
-    book, rows = fold([made, *2 * [Spent(made.name, reason="deadline")], Over(2)])
+    book, rows = fold([made, *2 * [Spent(made.names[0], reason="deadline")], Over(2)])
     assert [(row["useful"], row["reason"]) for row in rows] == [(False, "deadline")]
     assert book.totals == {"up": 0, "down": 11}
     assert book.taken.useful == {"up": {}, "down": {}}
@@ -131,7 +134,7 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
     counts: bool, answered: bool
 ) -> None:
     made = crossed(*TASK, 5)
-    ended: list[Event] = [Spent(made.name, useful=counts, reason="" if counts else "late")]
+    ended: list[Event] = [Spent(made.names[0], useful=counts, reason="" if counts else "late")]
     if answered:
         ended = [accepted(), Verdict([(KEY, "" if counts else "left out", None)])]
     _, rows = fold([made, Cut(CONN, "down"), *ended])
@@ -141,8 +144,8 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
 def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> None:
     first = crossed(*TASK, 100, envelope=30)
     second = crossed(*TASK, 70, envelope=20)
-    undone = Undone(second.name, 20, {"state": 70}, 70)
-    _, rows = fold([first, second, undone, Spent(first.name)])
+    undone = Undone(second.names[0], 20, {"state": 70}, 70)
+    _, rows = fold([first, second, undone, Spent(first.names[0])])
     assert [(r["kinds"], r["envelope"], r["bytes"], r["raw_bytes"]) for r in rows] == [
         ({"state": 100}, 30, 130, 100)
     ]
@@ -227,7 +230,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
 
 
 def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_arrived() -> None:
-    beat = Crossed((CONN, "up", "beat", 0), "beat", 9, counted=True)
+    beat = Crossed([(CONN, "up", "beat", 0)], "beat", 9, counted=True)
     events = [Started(1, 1), crossed(*TASK, 100), crossed(*REPLY, 30), beat, Started(2, 1)]
     book, rows = fold(events)
     found = [(r["type"], r["reason"], r.get("lost")) for r in rows]  # what came here has arrived
@@ -274,8 +277,11 @@ def crossing(events: Sequence[Event]) -> Counter[str]:
     found = Counter[str]()
     for e in events:
         if isinstance(e, Crossed | Undone):
-            sign = 1 if isinstance(e, Crossed) else -1
-            found[e.name[1]] += sign * (e.envelope + sum(e.kinds.values()))
+            nbytes = e.envelope + sum(e.kinds.values())
+            if isinstance(e, Crossed):
+                found[e.names[0][1]] += len(e.names) * nbytes
+            else:
+                found[e.name[1]] -= nbytes
     return found
 
 
@@ -289,6 +295,28 @@ def test_each_byte_that_crossed_is_in_one_row_or_in_an_account_that_is_open(
     assert +Counter(book.totals) == booked(rows)
     last = max(i for i, e in enumerate(events) if isinstance(e, Started))
     assert +Counter(book.crossed) == +crossing(events[last:])
+
+
+def together(events: Sequence[Event]) -> list[Event]:
+    """The same, with an event in place of several messages that are alike."""
+    found: list[Event] = []
+    for e in events:
+        last = found[-1] if found else None
+        alike = isinstance(e, Crossed) and isinstance(last, Crossed)
+        if alike and replace(e, names=[]) == replace(last, names=[]):
+            found[-1] = replace(last, names=[*last.names, *e.names])
+            continue
+        found.append(e)
+    return found
+
+
+@settings(deadline=None)
+@given(streams())
+def test_messages_that_are_one_event_are_booked_as_each_by_itself(events: list[Event]) -> None:
+    separate, rows = fold(events)
+    book, together_rows = fold(together(events))
+    assert together_rows == rows
+    assert book.snapshot(1, 0) == separate.snapshot(1, 0)
 
 
 @settings(deadline=None)

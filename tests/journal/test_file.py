@@ -26,7 +26,7 @@ from tests.journal.streams import streams
 
 def of_client(client: int) -> Crossed:
     name = b"conn", "down", "task", Key(1, 0, 0, client)
-    return Crossed(name, "task", 1, {"state": 5}, 5)
+    return Crossed([name], "task", 1, {"state": 5}, 5)
 
 
 def accepted(client: int, payload: bytes) -> Accepted:
@@ -58,7 +58,7 @@ BATCHES: list[list[tuple[Event, bytes]]] = [
     [(Started(1), b"")],
     [(of_client(0), b""), (of_client(1), b"")],
     [(accepted(0, b"first"), b"first"), (of_client(2), b""), (accepted(1, b"second"), b"second")],
-    [(Spent(of_client(2).name, reason="deadline"), b"")],
+    [(Spent(of_client(2).names[0], reason="deadline"), b"")],
 ]
 EVENTS = [event for batch in BATCHES for event, _ in batch]
 
@@ -186,7 +186,7 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
     for client in range(200):
         journal.note(of_client(client))
         if client % 10:  # of ten tasks nine are over at once
-            journal.note(Spent(of_client(client).name))
+            journal.note(Spent(of_client(client).names[0]))
         journal.flush()
         sizes.append(path.stat().st_size)
     assert sum(b < a for a, b in pairwise(sizes)) >= 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted, Verdict
 from fednet.journal.journal import Journal
-from fednet.journal.link import NOBODY, Link, split
+from fednet.journal.link import NOBODY, Incoming, Link, split
 from fednet.protocol.transfers import Receiving
 from fednet.wire import messages as m
 from fednet.wire.body import Body
@@ -64,7 +64,7 @@ class Ends:
         frames = self.wire.pop()
         got, got_body = self.server.receive(b"c", frames)
         assert got == message
-        self.server.record_received(b"c", got, got_body, frames, stray)
+        self.server.record_received([Incoming(b"c", got, got_body, frames, stray)])
         return sum(len(f) + 1 for f in frames)
 
 
@@ -120,7 +120,7 @@ def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
     doing = m.Progress(client=3)
     sizes = []
     for conn, message in ((b"c", alive), (b"d", doing), (b"d", alive)):
-        ends.server.record_received(conn, message, None, [encode(message)])
+        ends.server.record_received([Incoming(conn, message, None, [encode(message)])])
         sizes.append(framing(len(encode(message))))
     ends.server.send(b"d", alive)
     ends.server.settle_all_counted(7)
@@ -191,7 +191,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
             if granted is not None:
                 pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])
                 cut.server.send(b"c", pull)
-                cut.client.record_received(b"c", pull, None, cut.wire.pop())
+                cut.client.record_received([Incoming(b"c", pull, None, cut.wire.pop())])
             part = Body([body[index * m.PART : (index + 1) * m.PART]])
             cut.up(m.Part(run="r", inc=1, key=KEY, index=index), part)
             window.take(index, part)
@@ -375,7 +375,7 @@ class Crossings:
         if direction == "up" and conn in self.came:
             self.came[conn] += nbytes
         got, got_body = receiver.receive(conn, frames)
-        receiver.record_received(conn, got, got_body, frames, stray)
+        receiver.record_received([Incoming(conn, got, got_body, frames, stray)])
 
     def happens(self, what: str, conn: bytes, key: m.Key, n: int) -> None:
         ends = self.ends

@@ -9,7 +9,7 @@ from collections import deque
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted, Verdict, Welcomed
 from fednet.journal.journal import Journal
-from fednet.journal.link import Link
+from fednet.journal.link import Incoming, Link
 from fednet.protocol import client as c
 from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
@@ -100,7 +100,7 @@ class Site:
             stray = "refused"
         if instructions and isinstance(instructions[0], c.Stray):
             stray = instructions[0].reason
-        self.link.record_received(b"", message, body, frames, stray)
+        self.link.record_received([Incoming(b"", message, body, frames, stray)])
         self.do(instructions)
 
     def answer(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
@@ -198,7 +198,7 @@ class Net:
         stray = (
             instructions[0].reason if instructions and isinstance(instructions[0], s.Stray) else ""
         )
-        self.link.record_received(conn, message, body, frames, stray)
+        self.link.record_received([Incoming(conn, message, body, frames, stray)])
         self.do(instructions)
 
     def begin(
