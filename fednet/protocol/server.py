@@ -34,16 +34,14 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.table import (
-    EFFECTS,
     ENDED,
-    TASK,
     WITH_WORKER,
     Effect,
     TaskEvent,
     TaskState,
     WorkerEvent,
     WorkerState,
-    step,
+    change_of_task,
 )
 from fednet.protocol.tasks import (
     DEATHS,
@@ -700,12 +698,12 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             self._refuse_task(t, str(broken))
             return "refused"
-        leaves = t.spec.leaves
-        until = None if leaves is None or leaves.at is not None else leaves.up
-        self._announced(t, conn, reply, until)
         if reply.size == 0 or body is not None:
-            self._payload_complete(t, reply, NOTHING if body is None else body)
+            self._whole(t, reply, conn, body or NOTHING)
         else:
+            leaves = t.spec.leaves
+            until = None if leaves is None or leaves.at is not None else leaves.up
+            self._announced(t, conn, reply, until)
             self._wanting[key.client] = t
             self._grant()
         self._assign(worker)
@@ -747,16 +745,20 @@ class ServerProtocol:
         t.heard = self.now
         self._out.append(Store(part.key, start, body))
         if t.up.whole:
-            self._payload_complete(t, t.reply)
+            self._whole(t, t.reply, conn)
         else:
             self._wanting.setdefault(part.key.client, t)
         self._grant()
         return ""
 
-    def _payload_complete(self, t: TrackedTask, reply: m.Reply, body: Body | None = None) -> None:
+    def _whole(self, t: TrackedTask, reply: m.Reply, conn: bytes, body: Body | None = None) -> None:
+        """All of a reply is here. body: its payload, where that came beside it."""
         self._change(t, TaskEvent.WHOLE)
-        taken_s = self.now - t.since
-        self._out.append(Arrived(reply, t.worker, taken_s, t.up_conn, t.conn, body))
+        t.run(self.now)  # also where a task before it in the queue was never answered
+        t.reply = reply
+        t.up_conn = conn
+        t.heard = self.now
+        self._out.append(Arrived(reply, t.worker, self.now - t.since, conn, t.conn, body))
 
     def _grant(self) -> None:
         """Grants parts of replies that come in, within the window and the budget, first to the
@@ -947,11 +949,10 @@ class ServerProtocol:
         crossed for it is wasted, and why it was dropped; reply: why its reply is wasted, if
         not for that reason. to: which state, if the event can lead to several.
         """
-        state = t.status
         client = t.spec.client
         worker = self.roster.workers.get(t.worker)
-        following = step(TASK, state, event, to)
-        for effect in EFFECTS[state, event, following]:
+        following, effects = change_of_task(t.status, event, to)
+        for effect in effects:
             if effect is Effect.CALL_OFF:
                 if worker is not None and worker.conn is not None:
                     self._send(worker.conn, m.Cancel(key=t.key))

@@ -33,8 +33,12 @@ def step(table: Table[S, E], state: S, event: E, to: S | None = None) -> S:
         return following[0]
     if to is not None and to in following:
         return to
+    raise _impossible(state, event, to)
+
+
+def _impossible(state: S, event: E, to: S | None) -> LocalProtocolError:
     wanted = "" if to is None else f" to {to.value!r}"
-    raise LocalProtocolError(f"{event.value!r} cannot lead from {state.value!r}{wanted}")
+    return LocalProtocolError(f"{event.value!r} cannot lead from {state.value!r}{wanted}")
 
 
 # -- the client ------------------------------------------------------------------------------------
@@ -230,7 +234,11 @@ TASK: Table[TaskState, TaskEvent] = {
         TaskEvent.ABSENT: _DROPPED,
         TaskEvent.CANCELLED: _DROPPED,
     },
-    TaskState.HANDED: {TaskEvent.ANNOUNCED: (TaskState.ARRIVING,), **_WITH_WORKER},
+    TaskState.HANDED: {
+        TaskEvent.ANNOUNCED: (TaskState.ARRIVING,),
+        TaskEvent.WHOLE: (TaskState.ARRIVED,),  # it came beside its announcement
+        **_WITH_WORKER,
+    },
     TaskState.ARRIVING: {
         TaskEvent.WHOLE: (TaskState.ARRIVED,),
         TaskEvent.RESTARTED: (TaskState.HANDED,),
@@ -280,17 +288,39 @@ _FOLLOWS: Mapping[TaskState, Mapping[TaskEvent, tuple[Effect, ...]]] = {
 
 
 def _effects(state: TaskState, event: TaskEvent, to: TaskState) -> tuple[Effect, ...]:
-    first = (Effect.CALL_OFF,) if state in _CALLED_OFF.get(event, ()) else ()
-    return (*first, *_FOLLOWS[to].get(event, ()))
+    found = _FOLLOWS[to].get(event, ())
+    if state in _CALLED_OFF.get(event, ()):
+        return (Effect.CALL_OFF, *found)
+    if state is TaskState.HANDED and event is TaskEvent.WHOLE:  # announced at the same time
+        return (*found, Effect.FREE)
+    return found
 
 
-# By state, event, and the state that follows.
-EFFECTS: Mapping[tuple[TaskState, TaskEvent, TaskState], tuple[Effect, ...]] = {
-    (state, event, to): _effects(state, event, to)
-    for state, events in TASK.items()
-    for event, following in events.items()
-    for to in following
-}
+Change = tuple[TaskState, tuple[Effect, ...]]  # the state that follows, and what is done
+
+
+def _changes() -> Mapping[tuple[TaskState, TaskEvent, TaskState | None], Change]:
+    """By state, event and the state that is asked for: None where only one can follow."""
+    found: dict[tuple[TaskState, TaskEvent, TaskState | None], Change] = {}
+    for state, events in TASK.items():
+        for event, following in events.items():
+            for to in following:
+                found[state, event, to] = to, _effects(state, event, to)
+            if len(following) == 1:
+                found[state, event, None] = found[state, event, following[0]]
+    return found
+
+
+CHANGES = _changes()
+
+
+def change_of_task(state: TaskState, event: TaskEvent, to: TaskState | None = None) -> Change:
+    """The state of a task that follows, and the effects; see `step`."""
+    change = CHANGES.get((state, event, to))
+    if change is None:
+        raise _impossible(state, event, to)
+    return change
+
 
 # By name. The first state of each is the one in which it begins.
 TABLES: dict[str, Table[Any, Any]] = {
