@@ -168,9 +168,10 @@ class Book:
     # -- replies -----------------------------------------------------------------------------------
     def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
         key = e.message.key
-        names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
+        names: list[Name] = []
         if e.down is not None:
             names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
+        names += [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         accounts = self.waiting.setdefault(key, [])
         for name in names:
             account = self._close(name)
@@ -199,25 +200,23 @@ class Book:
         waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
-        # A pull belongs to the payload that it fetches, which goes the other way.
-        ways: dict[str, list[Account]] = {"down": [], "up": []}
+        last = dict[str, int]()  # by way, the last server process between which payload crossed
+        if any(a.incarnation != self.incarnation for a in waiting):
+            waiting.sort(key=_way)
+            for a in waiting:
+                if any(a.kinds.values()):
+                    last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
         for a in waiting:
-            ways[OTHER[a.direction] if a.type == "pull" else a.direction].append(a)
-        for way, accounts in ways.items():
-            last = 0
-            if len(accounts) > 1:
-                crossed = [a.incarnation for a in accounts if any(a.kinds.values())]
-                last = max(crossed, default=0)
-            for a in accounts:
-                useful = not reason and a.incarnation >= last
-                if a.written and useful:  # in no round's record yet
-                    add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
-                elif not a.written:
-                    why = "" if useful else reason or "sent again"
-                    closed.append(self._finish(a, useful, why, staleness if way == "up" else None))
-                if useful and key.purpose == "train":
-                    a.written = True
-                    self.counted.setdefault(key, []).append(a)
+            way = _way(a)
+            useful = not reason and a.incarnation >= last.get(way, 0)
+            if a.written and useful:  # in no round's record yet
+                add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
+            elif not a.written:
+                why = "" if useful else reason or "sent again"
+                closed.append(self._finish(a, useful, why, staleness if way == "up" else None))
+            if useful and key.purpose == "train":
+                a.written = True
+                self.counted.setdefault(key, []).append(a)
         return closed
 
     def _over(self, e: Over) -> Sequence[ClosedAccount]:
@@ -337,6 +336,11 @@ class Book:
             if useful and a.purpose == "train":
                 add_kinds(tally.useful[a.direction], a.kinds)
         return closed
+
+
+def _way(a: Account) -> str:
+    """The way of the payload that an account belongs to: a pull goes the other way."""
+    return OTHER[a.direction] if a.type == "pull" else a.direction
 
 
 def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:

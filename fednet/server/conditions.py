@@ -31,6 +31,14 @@ class Conditions:
         self.clock = VirtualClock(config) if config.link.clock == "virtual" else None
         # Which clients are there when, and how fast they are.
         self.world = worlds.of(config) if self.clock is None else self.clock.world
+        # Whether any of it may disturb a client's task.
+        self.disturb = bool(
+            self.clock is not None
+            or self.faults.any_planned
+            or self.faults.replay is not None
+            or self.world.presence is not None
+            or self.world.step_s is not None
+        )
         # Who broke a protocol of secure aggregation: by client, in which round, and how.
         self.blamed: dict[int, tuple[int, str]] = {}
         for event in reading.events(files.path, "blamed"):

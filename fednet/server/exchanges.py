@@ -51,7 +51,7 @@ from fednet.server.sources import (
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.body import Body
-from fednet.wire.codec import Compression, cut
+from fednet.wire.codec import Compression, Encoded, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Key
 from fednet.wire.payload import weights_of
@@ -138,51 +138,18 @@ class Exchanges:
         exp = self.experiment
         method = self.method
         before = exchange.before
-        round = exchange.round
-        index = exchange.index
-        spec = FaultySpec(client, round=round)
+        spec = FaultySpec(client, round=exchange.round)
         if not again:
             spec.start = before.versions.get(client, "")
             spec.state = before.states.get(client, "")
             spec.keep = self.records.durable.get(client, "")
         asked = exchange.asked[client] = AskedClient(spec, exchange.at)
-        if exchange.purpose == "evaluate":
-            assert exchange.last is not None
-            _, encoded, spec.check = exchange.last
-            spec.form = encoded.form
-            spec.body = encoded.body
-            spec.cost = self._cost(client, method.main_exchange)
-            spec.evaluates = exchange.evaluates
-            if exp.base_comes and not spec.start:
-                asked.spec = with_base(exp, spec, exchange.based)
-            elif exp.base_comes:
-                spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
-            return asked
-
-        last = exchange.last
-        if last is not None and type(method).broadcast is Algorithm.broadcast:
-            down = last[0]  # it sends the same to each client
-        else:
-            down = method.broadcast(before.server, index, client)
-        # Where bytes depend on what a client remembers, each has its own.
-        values = vars(down).values()
-        same = last is not None and all(map(operator.is_, vars(last[0]).values(), values))
-        if last is not None and same and not exp.down.shared:
-            _, encoded, spec.check = last
-        else:
-            how = Compression(
-                lambda name: seeds.rng(self.config.seed, f"compress/down/{index}/{name}", round),
-                Memory(exchange.residuals, exchange.residuals, f"{index}/"),
-                exchange.past(client, "down"),
-                exp.initial_shared,
-                exchange.cache,
-            )
-            encoded = exp.down.encode(down, how)
-            spec.check = encoded.body.digest()
-            exchange.last = down, encoded, spec.check
+        encoded, spec.check = self._encoded(exchange, client)
         spec.form = encoded.form
         spec.body = encoded.body
-        if not (spec.start or index):
+        training = exchange.purpose == "train"
+        first = not spec.start and not (training and exchange.index)
+        if training and first and method.Enrolment is not None:
             enrolment = method.enroll(before.server, client, self.setup.host)
             if enrolment is not None:
                 asked.enrolled = True
@@ -191,33 +158,66 @@ class Exchanges:
                 spec.enrol = len(given.form)
                 spec.body = Body([*given.body.segments, *encoded.body.segments])
                 spec.check = spec.body.digest()
-            if exp.base_comes:
-                asked.spec = with_base(exp, spec, exchange.based)
-        self.complete(exchange, asked, encoded.seen)
+        if first and exp.base_comes:
+            spec = asked.spec = with_base(exp, spec, exchange.based)
+        if training:
+            self.complete(exchange, asked, encoded.seen)
+        else:
+            spec.cost = self._cost(client, method.main_exchange)
+            spec.evaluates = exchange.evaluates
+            self._may_lack_base(exchange, spec)
         return asked
 
-    def complete(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
-        """Adds to a task how long it takes, the faults planned for it and when its client leaves.
-        Finds the reply that an earlier server received, and the reason for which a client is not
-        asked. down: what the client is sent.
-        """
+    def _encoded(self, exchange: OpenExchange, client: int) -> tuple[Encoded, bytes]:
+        """What a client is sent, and its digest."""
         exp = self.experiment
+        method = self.method
+        index = exchange.index
+        last = exchange.last
+        if last is not None and exchange.purpose == "evaluate":
+            return last[1:]
+        if last is not None and type(method).broadcast is Algorithm.broadcast:
+            down = last[0]  # it sends the same to each client
+        else:
+            down = method.broadcast(exchange.before.server, index, client)
+        # Where bytes depend on what a client remembers, each has its own.
+        if last is not None and not exp.down.shared:
+            values = vars(down).values()
+            if down is last[0] or all(map(operator.is_, vars(last[0]).values(), values)):
+                return last[1:]
+        how = Compression(
+            lambda name: seeds.rng(
+                self.config.seed, f"compress/down/{index}/{name}", exchange.round
+            ),
+            Memory(exchange.residuals, exchange.residuals, f"{index}/"),
+            exchange.past(client, "down"),
+            exp.initial_shared,
+            exchange.cache,
+        )
+        encoded = exp.down.encode(down, how)
+        check = encoded.body.digest()
+        exchange.last = down, encoded, check
+        return encoded, check
+
+    def _may_lack_base(self, exchange: OpenExchange, spec: FaultySpec) -> None:
+        """A worker may say that it lacks the model that training starts from."""
+        exp = self.experiment
+        if exp.base_comes and (spec.start or (exchange.purpose == "train" and exchange.index)):
+            spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
+
+    def complete(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
+        """Adds to a task what its exchange asks for. Finds the reply that an earlier server
+        received. down: what the client is sent.
+        """
         spec = asked.spec
-        clock = self.conditions.clock
-        faults = self.conditions.faults
         client = spec.client
-        round = exchange.round
         index = exchange.index
         if (weights := weights_of(down)) is not None:
             self.clients.sent[client] = weights
         spec.cost = self._cost(client, index)
         spec.evaluates = exchange.evaluates
         spec.bound = self.method.exchanges[index].summation.bound
-        if exp.base_comes and (index or spec.start):
-            spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
-        if self.conditions.world.step_s is not None and clock is None:
-            # The device waits for the rest of its time.
-            spec.pace = [Fault("pace", self.conditions.world.step_s[client] * spec.cost)]
+        self._may_lack_base(exchange, spec)
         reply = exchange.found.get(client)
         if reply is not None and reply.record.task == (spec.check, spec.start):
             asked.reply = reply
@@ -225,6 +225,22 @@ class Exchanges:
             key = reply.message.key
             self.clients.verdict([(key, "the answer to another task", None)])
             del exchange.found[client]
+        if self.conditions.disturb or self.conditions.blamed:
+            self._disturb(exchange, asked)
+
+    def _disturb(self, exchange: OpenExchange, asked: AskedClient) -> None:
+        """Adds to a task how long it takes, the faults planned for it, when its client leaves, and
+        the reason for which a client is not asked.
+        """
+        spec = asked.spec
+        clock = self.conditions.clock
+        faults = self.conditions.faults
+        client = spec.client
+        round = exchange.round
+        index = exchange.index
+        if self.conditions.world.step_s is not None and clock is None:
+            # The device waits for the rest of its time.
+            spec.pace = [Fault("pace", self.conditions.world.step_s[client] * spec.cost)]
         if clock is not None:
             asked.bytes = task_bytes(self.records.run_id, Key(round, index, 0, client), spec)
         blamed_in, why = self.conditions.blamed.get(client, (round, ""))

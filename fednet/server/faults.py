@@ -138,7 +138,7 @@ class Faults:
     ) -> None:
         self.config = config
         self.replay = Replay.of(config, exchanges)
-        self._planned = bool(config.faults.random or config.faults.schedule)
+        self.any_planned = bool(config.faults.random or config.faults.schedule)
         self._usual = usual
         self._struck = struck
         self._note = note
@@ -149,7 +149,7 @@ class Faults:
         """Returns the faults of a client, in the order of `KINDS`; of those that lose its reply
         only the earliest. exchange: of the round; None: any.
         """
-        if not self._planned:
+        if not self.any_planned:
             return []
         found = dict[str, float]()
         if exchange in (None, self._usual):
@@ -173,7 +173,7 @@ class Faults:
 
     def away(self, round: int, client: int) -> bool:
         """Returns whether the client crashed in an earlier round and is not back yet."""
-        if not self._planned:
+        if not self.any_planned:
             return False
         if (round, client) not in self._away:
             lasted = [f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash"]
@@ -201,7 +201,7 @@ class Faults:
         if replay is not None and self.config.schedule.mode != "sync":
             return {}  # see `fednet.server.asynchronous`
         found = {} if replay is None else replay.out(round, index, cohort)
-        if not self._planned:
+        if not self.any_planned:
             return found
         for client in cohort:
             if client in found:
@@ -216,7 +216,7 @@ class Faults:
 
     def of(self, round: int, index: int, client: int) -> list[Fault]:
         """Returns the faults to send with a client's task: those that have not struck yet."""
-        if not self._planned or self.replay is not None:
+        if not self.any_planned or self.replay is not None:
             return []
         virtual = self.config.link.clock == "virtual"
         return [
@@ -233,7 +233,7 @@ class Faults:
     def crash_server_at(self, point: str, round: int) -> None:
         """Kills the server, at a point of a round (of `POINTS`), where that is planned."""
         kind = f"server_crash {point}"
-        if not self._planned or (round, -1, kind) in self._struck:
+        if not self.any_planned or (round, -1, kind) in self._struck:
             return
         crashes = [f for f in self.config.faults.schedule if f.kind == "server_crash"]
         points = [str(crash.at) for crash in crashes if crash.round == round]
