@@ -24,7 +24,7 @@ import shutil
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +44,7 @@ BLOCK_BYTES = 1 << 16  # in which the end of the last whole line is looked for
 
 # What `flock` and `fcntl` say on a file system without locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+MOST_PIECES = 1024  # that the system writes at once: IOV_MAX of Linux
 
 
 # -- opening ---------------------------------------------------------------------------------------
@@ -219,6 +220,15 @@ def write_all(file: int, data: Buffer | str) -> None:
     view = memoryview(data.encode() if isinstance(data, str) else data)
     while len(view):
         view = view[os.write(file, view) :]
+
+
+def write_pieces(file: int, pieces: Sequence[Buffer]) -> None:
+    """Writes buffers one behind the other, without a copy of them all."""
+    for first in range(0, len(pieces), MOST_PIECES):
+        some = pieces[first : first + MOST_PIECES]
+        written = os.writev(file, some)
+        if written < sum(map(len, some)):  # a full disk, say: the next write raises
+            write_all(file, b"".join(some)[written:])
 
 
 def write_json(path: Path, value: object, indent: int | None = 1) -> None:

@@ -201,7 +201,7 @@ class Book:
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
         last = dict[str, int]()  # by way, the last server process between which payload crossed
-        if any(a.incarnation != self.incarnation for a in waiting):
+        if {a.incarnation for a in waiting} - {self.incarnation}:
             waiting.sort(key=_way)
             for a in waiting:
                 if any(a.kinds.values()):

@@ -24,7 +24,7 @@ import xxhash
 from fednet.buffers import lend
 from fednet.descriptors import flush_to_disk
 from fednet.errors import StateError
-from fednet.files import OWN, open_descriptor, write_all, write_aside
+from fednet.files import OWN, open_descriptor, write_aside, write_pieces
 from fednet.journal.events import Accepted, Event, Snapshot
 
 LONG = 16 << 20
@@ -122,13 +122,12 @@ class JournalFile:
         if not self._events:
             return
         parts = _record(self._events, self._payloads, self._ahead)
-        data = b"".join(parts)
         try:
-            write_all(self._file, data)
+            write_pieces(self._file, parts)
         except OSError:
             os.ftruncate(self._file, self.size)  # no half of a record stays on a full disk
             raise
-        self.size += len(data)
+        self.size += sum(map(len, parts))
         self._added += len(parts[-1])
         self._events = []
         self._payloads = []

@@ -34,6 +34,7 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.table import (
+    CHANGES,
     ENDED,
     WITH_WORKER,
     Effect,
@@ -41,7 +42,6 @@ from fednet.protocol.table import (
     TaskState,
     WorkerEvent,
     WorkerState,
-    change_of_task,
 )
 from fednet.protocol.tasks import (
     DEATHS,
@@ -951,7 +951,7 @@ class ServerProtocol:
         """
         client = t.spec.client
         worker = self.roster.workers.get(t.worker)
-        following, effects = change_of_task(t.status, event, to)
+        following, effects = CHANGES[t.status, event, to]
         for effect in effects:
             if effect is Effect.CALL_OFF:
                 if worker is not None and worker.conn is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fednet.errors import LocalProtocolError
 
@@ -296,30 +296,29 @@ def _effects(state: TaskState, event: TaskEvent, to: TaskState) -> tuple[Effect,
     return found
 
 
-Change = tuple[TaskState, tuple[Effect, ...]]  # the state that follows, and what is done
+class _Changes(
+    dict[
+        tuple[TaskState, TaskEvent, TaskState | None],
+        tuple[TaskState, tuple[Effect, ...]],
+    ]
+):
+    """Of a task. By state, event, and the state that is asked for (None where only one can follow):
+    the state that follows, and what is done. Raises as `step` does.
+    """
+
+    def __init__(self) -> None:
+        for state, events in TASK.items():
+            for event, following in events.items():
+                for to in following:
+                    self[state, event, to] = to, _effects(state, event, to)
+                if len(following) == 1:
+                    self[state, event, None] = self[state, event, following[0]]
+
+    def __missing__(self, key: tuple[TaskState, TaskEvent, TaskState | None]) -> NoReturn:
+        raise _impossible(*key)
 
 
-def _changes() -> Mapping[tuple[TaskState, TaskEvent, TaskState | None], Change]:
-    """By state, event and the state that is asked for: None where only one can follow."""
-    found: dict[tuple[TaskState, TaskEvent, TaskState | None], Change] = {}
-    for state, events in TASK.items():
-        for event, following in events.items():
-            for to in following:
-                found[state, event, to] = to, _effects(state, event, to)
-            if len(following) == 1:
-                found[state, event, None] = found[state, event, following[0]]
-    return found
-
-
-CHANGES = _changes()
-
-
-def change_of_task(state: TaskState, event: TaskEvent, to: TaskState | None = None) -> Change:
-    """The state of a task that follows, and the effects; see `step`."""
-    change = CHANGES.get((state, event, to))
-    if change is None:
-        raise _impossible(state, event, to)
-    return change
+CHANGES = _Changes()
 
 
 # By name. The first state of each is the one in which it begins.

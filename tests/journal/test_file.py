@@ -233,20 +233,24 @@ def test_half_of_a_record_on_a_full_disk_is_taken_back_and_written_once_there_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal"
-    write_all = files.write_all
+    write = os.write
     journal = Journal([].append, file=JournalFile(path))
     journal.recall()
 
-    def full(file: int, data: bytes) -> None:
-        os.write(file, data[: len(data) // 2])
+    def half(file: int, pieces: Sequence[bytes]) -> int:
+        data = b"".join(pieces)
+        return write(file, data[: len(data) // 2])
+
+    def full(file: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "no space left")
 
     journal.note(accepted(0, b"payload"), b"payload")
-    monkeypatch.setattr(files, "write_all", full)
-    with pytest.raises(OSError, match="no space"):
-        journal.flush()
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "writev", half)
+        disk.setattr(os, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            journal.flush()
     assert [type(event) for event in read(path)] == [Snapshot]
-    monkeypatch.setattr(files, "write_all", write_all)
     journal.note(of_client(1))
     journal.flush()
     assert [type(event) for event in read(path)] == [Snapshot, Accepted, Crossed]
