@@ -30,7 +30,7 @@ from fednet.journal.events import (
     Welcomed,
 )
 from fednet.journal.rows import ClosedAccount, Row, rows_of
-from fednet.wire.messages import OTHER, Field, Key, Purpose
+from fednet.wire.messages import OTHER, Direction, Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
@@ -142,7 +142,7 @@ class Book:
         account = self._close(e.name)
         if account is None:  # nothing crossed
             return ()
-        return [self._finish(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+        return self._spend([_closed(account, e.useful, e.reason, round=e.round, worker=e.worker)])
 
     def _counted(self, e: Counted) -> Sequence[ClosedAccount]:
         together: dict[tuple[str, str], Account] = {}
@@ -154,7 +154,8 @@ class Book:
             if first is not account:
                 first.envelope += account.envelope
                 first.count += account.count
-        return [self._finish(account, False, round=e.round) for account in together.values()]
+        closed = [_closed(account, False, round=e.round) for account in together.values()]
+        return self._spend(closed)
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
@@ -168,16 +169,25 @@ class Book:
     # -- replies -----------------------------------------------------------------------------------
     def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
         key = e.message.key
-        names: list[Name] = []
-        if e.down is not None:
-            names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
-        names += [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         accounts = self.waiting.setdefault(key, [])
-        for name in names:
-            account = self._close(name)
-            if account is not None:
-                account.cut = False  # its task was answered, so that all of it arrived
-                accounts.append(account)
+        payloads: list[tuple[bytes | None, Direction, str]] = [
+            (e.down, "down", "task"),
+            (e.up, "up", "reply"),
+        ]
+        for conn, way, what in payloads:
+            if conn is None or conn not in self.open:
+                continue
+            mine = self.open[conn]
+            names: list[Name] = [(conn, way, what, key), (conn, OTHER[way], "pull", key)]
+            for name in names:
+                account = mine.pop(name, None)
+                if account is not None:
+                    account.cut = False  # its task was answered, so that all of it arrived
+                    accounts.append(account)
+                if self.forms:
+                    self.forms.pop(name, None)
+            if not mine:
+                del self.open[conn]
         self.inherited.discard(key)
         if e.stored:
             self.accepted[which(key)] = e
@@ -191,11 +201,12 @@ class Book:
         closed: list[ClosedAccount] = []
         for key, reason, staleness in e.replies:
             closed += self._settle(key, reason, staleness)
-        return closed
+        return self._spend(closed)
 
     def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[ClosedAccount]:
-        """Closes the accounts of a task and of its reply, whose use is known. If a payload crossed
-        once to each of several server processes, only its last crossing is useful.
+        """Closes the accounts of a task and of its reply, whose use is known; `_spend` comes next.
+        If a payload crossed once to each of several server processes, only its last crossing is
+        useful.
         """
         waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
@@ -213,7 +224,7 @@ class Book:
                 add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
             elif not a.written:
                 why = "" if useful else reason or "sent again"
-                closed.append(self._finish(a, useful, why, staleness if way == "up" else None))
+                closed.append(_closed(a, useful, why, staleness if way == "up" else None))
             if useful and key.purpose == "train":
                 a.written = True
                 self.counted.setdefault(key, []).append(a)
@@ -223,6 +234,7 @@ class Book:
         closed: list[ClosedAccount] = []
         for key in sorted(_keys_over(self.inherited, e)):
             closed += self._settle(key, ENDED)
+        self._spend(closed)
         self.taken = Tally()
         for round in [r for r in self.untaken if r <= e.round]:
             tally = self.untaken.pop(round)
@@ -267,7 +279,8 @@ class Book:
             if task or key in on_disk or a.written:
                 self.waiting.setdefault(key, []).append(a)
             else:
-                closed.append(self._finish(a, False, ENDED))
+                closed.append(_closed(a, False, ENDED))
+        self._spend(closed)
         self.inherited = set(self.waiting)
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
@@ -316,26 +329,33 @@ class Book:
             tally = self.untaken[round] = Tally()
         return tally
 
-    def _finish(
-        self,
-        a: Account,
-        useful: bool,
-        reason: str = "",
-        staleness: int | None = None,
-        round: int | None = None,
-        worker: str | None = None,
-    ) -> ClosedAccount:
-        nbytes = sum(a.kinds.values()) + a.envelope
-        round = a.round if round is None else round
-        lost = a.cut and not useful
-        closed = ClosedAccount(a, useful, reason, staleness, round, worker, nbytes, lost)
-        self.totals[a.direction] += nbytes
-        if self._by_round:
-            tally = self._tally(round)
-            tally.spent[a.direction] += nbytes
-            if useful and a.purpose == "train":
-                add_kinds(tally.useful[a.direction], a.kinds)
+    def _spend(self, closed: list[ClosedAccount]) -> list[ClosedAccount]:
+        """Adds what was closed to the sums, and returns it."""
+        for one in closed:
+            a = one.account
+            self.totals[a.direction] += one.nbytes
+            if self._by_round:
+                tally = self._tally(one.round)
+                tally.spent[a.direction] += one.nbytes
+                if one.useful and a.purpose == "train":
+                    add_kinds(tally.useful[a.direction], a.kinds)
         return closed
+
+
+def _closed(
+    a: Account,
+    useful: bool,
+    reason: str = "",
+    staleness: int | None = None,
+    round: int | None = None,
+    worker: str | None = None,
+) -> ClosedAccount:
+    """round, worker: in place of the account's own."""
+    nbytes = sum(a.kinds.values()) + a.envelope
+    round = a.round if round is None else round
+    return ClosedAccount(
+        a, useful, reason, staleness, round, worker, nbytes, lost=a.cut and not useful
+    )
 
 
 def _way(a: Account) -> str:
