@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         times = sum(round(way[code]) for code in own)
         print(f"{package:<16} {len(own):4d} functions {times:5d} calls")
     for code in sorted(way, key=lambda code: (files[code], code.co_firstlineno)):
-        if options.list and files[code].startswith(options.list):
+        if options.list is not None and files[code].startswith(options.list):
             where = f"{files[code]}:{code.co_firstlineno}"
             print(f"{where:<40} {code.co_name:<32} {way[code]:6.1f}")
     return 0

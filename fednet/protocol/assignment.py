@@ -77,7 +77,11 @@ class Assignment:
         task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
         client = t.spec.client
+        more = 1 if ahead else 0
         hosts = list(self._roster.hosting.get(client, {}).values())
+        if len(hosts) == 1 and not t.spec.bound:
+            (only,) = hosts
+            return only if len(only.queue) < only.slots + more else None
         last = self._roster.workers.get(self._last.get(client, ""))
         if (
             t.spec.bound
@@ -90,7 +94,6 @@ class Assignment:
             if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
-        more = 1 if ahead else 0
         room = [x for x in hosts if len(x.queue) < x.slots + more]
         if len(room) <= 1:
             return room[0] if room else None
