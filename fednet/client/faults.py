@@ -85,7 +85,7 @@ class PlannedFaults:
         """What is sent in place of these messages of a reply."""
         found = list(instructions)
         if "duplicate" in self.amounts:
-            found += [i for i in found if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
+            found += [i for i in found if isinstance(i, p.Send) and isinstance(i.message, m.Reply)]
         return found
 
     def after(self) -> list[p.Instruction]:
@@ -115,7 +115,7 @@ class CutUploads:
         for i in instructions:
             if isinstance(i, p.Booked) and i.direction == "up" and i.key in self._ends:
                 found.append(replace(i, whole=False))
-            elif isinstance(i, p.Out) and isinstance(i.message, (m.Reply, m.Part)):
+            elif isinstance(i, p.Send) and isinstance(i.message, (m.Reply, m.Part)):
                 found += self._sent_of(i.message, i.body)
             else:
                 found.append(i)
@@ -127,18 +127,18 @@ class CutUploads:
                 del self._ends[key]
         return found
 
-    def _sent_of(self, message: m.Reply | m.Part, body: Body | None) -> list[p.Out]:
+    def _sent_of(self, message: m.Reply | m.Part, body: Body | None) -> list[p.Send]:
         """What is sent of a message of a reply: a part before the end is, one after it is not."""
         key = message.key
         end = self._ends.get(key)
         if end is None or body is None:
-            return [p.Out(message, body)]
+            return [p.Send(message, body)]
         if key in self._ended:
             return []
         start = message.index * self._protocol.part if isinstance(message, m.Part) else 0
         if end - start > body.size:
-            return [p.Out(message, body)]
+            return [p.Send(message, body)]
         self._ended.add(key)
         if end <= start and isinstance(message, m.Part):
             return []
-        return [p.Out(message, body.slice(0, end - start))]
+        return [p.Send(message, body.slice(0, end - start))]

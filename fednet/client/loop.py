@@ -411,7 +411,7 @@ class ClientLoop:
     def _follow(self, instructions: list[p.Instruction]) -> None:
         calls: list[DeviceCall] = []
         for i in self._cut_uploads.apply_to(instructions):
-            if isinstance(i, p.Out):
+            if isinstance(i, p.Send):
                 self.link.send(CONNECTION, i.message, i.body)
             elif isinstance(i, p.DoTask):
                 key = i.task.key

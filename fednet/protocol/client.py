@@ -41,14 +41,14 @@ UNBOUNDED = 1 << 62  # bytes
 
 
 # -- instructions: what the caller has to do after an event ----------------------------------------
-class Out(msgspec.Struct, frozen=True):
-    """Send this."""
+class Send(msgspec.Struct, frozen=True):
+    """Send this message over the connection."""
 
     message: m.Message
     body: Body | None = None
 
 
-class FinishedTask(Out, frozen=True):
+class FinishedTask(Send, frozen=True):
     """Send what a task came to: its reply with the payload, or why it failed. What the caller hands
     in is kept, and comes back as an instruction when it is to be sent.
     """
@@ -102,7 +102,7 @@ class Booked:
 # Two of the server's messages are passed on: that the run is over, or its server stops; and that
 # this process is refused, for good or for now. And the status for which it asked.
 Instruction = (
-    Out | Stray | Prepare | DoTask | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
+    Send | Stray | Prepare | DoTask | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
 )
 
 
@@ -346,7 +346,7 @@ class ClientProtocol:
         """Sends a message, with the run and the incarnation of its server."""
         self._sent = True
         marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
-        self._out.append(Out(marked, body))
+        self._out.append(Send(marked, body))
 
     def _instructions(self) -> list[Instruction]:
         out = self._out
@@ -564,7 +564,7 @@ class ClientProtocol:
             self._change_task(reply.key, ClientTaskEvent.SENT)
         else:
             held.sending = Sending(finished.body, self.part)
-            self._out.append(Out(reply))
+            self._out.append(Send(reply))
 
     def _pulled(self, pull: m.Pull) -> None:
         """The server asks for parts of a reply."""

@@ -43,7 +43,7 @@ def trained(steps, body=b"abcd"):
 def test_without_a_planned_fault_the_work_is_as_it_was():
     work, _ = trained(2)
     assert PlannedFaults().around(work, crash) is work
-    assert PlannedFaults().apply_to([p.Out(m.Alive())]) == [p.Out(m.Alive())]
+    assert PlannedFaults().apply_to([p.Send(m.Alive())]) == [p.Send(m.Alive())]
 
 
 def test_a_client_that_is_dropped_before_training_does_nothing():
@@ -77,8 +77,8 @@ def test_a_slow_client_takes_so_many_times_as_long_and_a_delay_comes_on_top(monk
 
 
 def test_a_reply_is_doubled_and_nothing_else_that_is_sent_with_it():
-    reply = p.Out(m.Reply(key=KEY, form=[], size=0))
-    part = p.Out(m.Part(key=KEY, index=0))
+    reply = p.Send(m.Reply(key=KEY, form=[], size=0))
+    part = p.Send(m.Part(key=KEY, index=0))
     assert PlannedFaults({"duplicate": 0.0}).apply_to([reply, part]) == [reply, part, reply]
     assert PlannedFaults({"disconnect": 0.0}).after() == [p.Reconnect()]
 
@@ -118,7 +118,7 @@ def passed(cuts: CutUploads, instructions: list[p.Instruction]) -> list[int | p.
     """The bytes of each payload that is sent, and what is booked."""
     found = []
     for i in cuts.apply_to(instructions):
-        if isinstance(i, p.Out) and i.body is not None:
+        if isinstance(i, p.Send) and i.body is not None:
             found.append(len(i.body))
         elif isinstance(i, p.Booked):
             found.append(i)
@@ -134,7 +134,7 @@ def test_a_small_upload_is_sent_up_to_its_end_and_once(end, handed_over):
     cuts.plan(KEY, end)
     out, booked = replied(c, PART)
     if handed_over:
-        out = p.Out(out.message, Body([bytes(PART)]))
+        out = p.Send(out.message, Body([bytes(PART)]))
     assert passed(cuts, [out, booked, out]) == [end, p.Booked("up", KEY, False)]
     assert passed(cuts, [out]) == [PART]  # nothing is kept of what is over
 

@@ -72,7 +72,7 @@ class Site:
     def do(self, instructions) -> None:
         for i in instructions:
             self.seen.append(i)
-            if isinstance(i, c.Out):
+            if isinstance(i, c.Send):
                 self.link.send(b"", i.message, i.body)
             elif isinstance(i, c.DoTask):
                 assert i.task.key not in self.given

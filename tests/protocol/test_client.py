@@ -15,9 +15,9 @@ from fednet.protocol.client import (
     ClientProtocol,
     DoTask,
     FinishedTask,
-    Out,
     Prepare,
     Reconnect,
+    Send,
     Stray,
 )
 from fednet.protocol.table import ClientState, ClientTaskState
@@ -77,7 +77,7 @@ def pull(c, first=0, count=1, inc=1) -> list:
 
 
 def sent(instructions, kind=m.Message) -> list:
-    return [i.message for i in instructions if isinstance(i, Out) and isinstance(i.message, kind)]
+    return [i.message for i in instructions if isinstance(i, Send) and isinstance(i.message, kind)]
 
 
 def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
@@ -89,7 +89,7 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     assert (join.session, join.ids, join.share, join.holding) == ("s", [], (1, 2), [key()])
     assert c.received(WELCOME, None, 2.0) == [
         Prepare(WELCOME, True),
-        Out(m.Ready(run="r", inc=1, layout="L", sites=sites)),
+        Send(m.Ready(run="r", inc=1, layout="L", sites=sites)),
     ]
 
 
@@ -299,7 +299,7 @@ def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     assert failed.reason == (
         "a payload of 3145729 bytes does not fit into the 3145728 that are free"
     )
-    assert [type(i) for i in give(c, task(3 * m.PART), None)] == [Out]
+    assert [type(i) for i in give(c, task(3 * m.PART), None)] == [Send]
 
 
 def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more():
