@@ -113,7 +113,7 @@ class CutUploads:
             return instructions
         found: list[p.Instruction] = []
         for i in instructions:
-            if isinstance(i, p.Booked) and i.direction == "up" and i.key in self._ends:
+            if isinstance(i, p.ClosePayload) and i.direction == "up" and i.key in self._ends:
                 found.append(replace(i, whole=False))
             elif isinstance(i, p.Send) and isinstance(i.message, (m.Reply, m.Part)):
                 found += self._sent_of(i.message, i.body)

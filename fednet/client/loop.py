@@ -313,7 +313,7 @@ class ClientLoop:
                 self._follow(self.protocol.opened(time.monotonic()))
             else:
                 self._connected = False
-                self.link.ended(CONNECTION)
+                self.link.mark_cut(CONNECTION)
                 self._follow(self.protocol.closed())
                 self.link.undecoded(CONNECTION, event.received)
                 self.link.closed(CONNECTION)
@@ -417,16 +417,16 @@ class ClientLoop:
                 key = i.task.key
                 prepared = self.prepared
                 if key.round != self._round:  # heartbeats: one line a round
-                    self.link.settle_counted(CONNECTION, round=self._round)
+                    self.link.close_counted(CONNECTION, round=self._round)
                     self._round = key.round
                 assert prepared is not None
                 self._lines.began(key)
                 self._wanted[key] = i
                 calls.append(partial(self._do, i, prepared))
-            elif isinstance(i, p.Booked):
+            elif isinstance(i, p.ClosePayload):
                 reason = "" if i.whole else "cut short"
                 direction: m.Direction = "down" if i.direction == "down" else "up"
-                self.link.settle(CONNECTION, direction, i.key, i.whole, reason)
+                self.link.close_payload(CONNECTION, direction, i.key, i.whole, reason)
             elif isinstance(i, p.Cancelled):
                 self._wanted.pop(i.key, None)
             elif isinstance(i, p.Prepare):

@@ -13,7 +13,8 @@ from typing import Any, cast
 from fednet.journal.events import (
     Accepted,
     Account,
-    Counted,
+    AccountClosed,
+    CountsClosed,
     Crossed,
     Cut,
     Event,
@@ -22,7 +23,6 @@ from fednet.journal.events import (
     Over,
     Revoked,
     Snapshot,
-    Spent,
     Started,
     Tally,
     Undone,
@@ -64,7 +64,7 @@ class Book:
         self.accepted: dict[Which, Accepted] = {}  # replies on disk that a later server may use
         # By task, accounts whose rows are written as useful: if a later server goes on from a
         # checkpoint before, their round is done again, and the same bytes are useful again.
-        self.counted: dict[Key, list[Account]] = {}
+        self.useful: dict[Key, list[Account]] = {}
         self.totals: dict[str, int] = {"up": 0, "down": 0}  # bytes of all rows by direction
         # Bytes that crossed to or from this process.
         self.crossed: dict[str, int] = {"up": 0, "down": 0}
@@ -138,13 +138,15 @@ class Book:
                 account.cut = name[1] == e.out
         return ()
 
-    def _spent(self, e: Spent) -> Sequence[ClosedAccount]:
+    def _account_closed(self, e: AccountClosed) -> Sequence[ClosedAccount]:
         account = self._close(e.name)
         if account is None:  # nothing crossed
             return ()
-        return self._spend([_closed(account, e.useful, e.reason, round=e.round, worker=e.worker)])
+        return self._add_to_sums(
+            [_closed(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+        )
 
-    def _counted(self, e: Counted) -> Sequence[ClosedAccount]:
+    def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
         together: dict[tuple[str, str], Account] = {}
         for name in e.names:
             account = self._close(name)
@@ -155,7 +157,7 @@ class Book:
                 first.envelope += account.envelope
                 first.count += account.count
         closed = [_closed(account, False, round=e.round) for account in together.values()]
-        return self._spend(closed)
+        return self._add_to_sums(closed)
 
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
@@ -200,13 +202,15 @@ class Book:
     def _verdict(self, e: Verdict) -> Sequence[ClosedAccount]:
         closed: list[ClosedAccount] = []
         for key, reason, staleness in e.replies:
-            closed += self._settle(key, reason, staleness)
-        return self._spend(closed)
+            closed += self._close_waiting(key, reason, staleness)
+        return self._add_to_sums(closed)
 
-    def _settle(self, key: Key, reason: str, staleness: int | None = None) -> list[ClosedAccount]:
-        """Closes the accounts of a task and of its reply, whose use is known; `_spend` comes next.
-        If a payload crossed once to each of several server processes, only its last crossing is
-        useful.
+    def _close_waiting(
+        self, key: Key, reason: str, staleness: int | None = None
+    ) -> list[ClosedAccount]:
+        """Closes the accounts of a task and of its reply, whose use is known; `_add_to_sums` comes
+        next. If a payload crossed once to each of several server processes, only its last crossing
+        is useful.
         """
         waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
@@ -227,14 +231,14 @@ class Book:
                 closed.append(_closed(a, useful, why, staleness if way == "up" else None))
             if useful and key.purpose == "train":
                 a.written = True
-                self.counted.setdefault(key, []).append(a)
+                self.useful.setdefault(key, []).append(a)
         return closed
 
     def _over(self, e: Over) -> Sequence[ClosedAccount]:
         closed: list[ClosedAccount] = []
         for key in sorted(_keys_over(self.inherited, e)):
-            closed += self._settle(key, ENDED)
-        self._spend(closed)
+            closed += self._close_waiting(key, ENDED)
+        self._add_to_sums(closed)
         self.taken = Tally()
         for round in [r for r in self.untaken if r <= e.round]:
             tally = self.untaken.pop(round)
@@ -246,8 +250,8 @@ class Book:
     def _forgotten(self, e: Forgotten) -> Sequence[ClosedAccount]:
         for key in _keys_over([accepted.message.key for accepted in self.accepted.values()], e):
             del self.accepted[which(key)]
-        for key in _keys_over(self.counted, e):
-            del self.counted[key]
+        for key in _keys_over(self.useful, e):
+            del self.useful[key]
         return ()
 
     # -- processes ---------------------------------------------------------------------------------
@@ -259,14 +263,14 @@ class Book:
         self.crossed = {"up": 0, "down": 0}
         left: list[Account] = []
         if e.round is not None:
-            for key in _keys_over(self.counted, e):
-                del self.counted[key]
-            left += [a for accounts in self.counted.values() for a in accounts]
+            for key in _keys_over(self.useful, e):
+                del self.useful[key]
+            left += [a for accounts in self.useful.values() for a in accounts]
         left += [a for accounts in self.waiting.values() for a in accounts]
         left += [a for mine in self.open.values() for a in mine.values()]
         self.open = {}
         self.waiting = {}
-        self.counted = {}
+        self.useful = {}
         self.forms = {}
         on_disk = {accepted.message.key for accepted in self.accepted.values()}
         closed: list[ClosedAccount] = []
@@ -280,7 +284,7 @@ class Book:
                 self.waiting.setdefault(key, []).append(a)
             else:
                 closed.append(_closed(a, False, ENDED))
-        self._spend(closed)
+        self._add_to_sums(closed)
         self.inherited = set(self.waiting)
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
@@ -301,7 +305,7 @@ class Book:
             open=[one for mine in self.open.values() for one in mine.items()],
             waiting=list(self.waiting.items()),
             inherited=sorted(self.inherited),
-            counted=list(self.counted.items()),
+            useful=list(self.useful.items()),
             accepted=list(self.accepted.values()),
             totals=self.totals,
             crossed=self.crossed,
@@ -314,7 +318,7 @@ class Book:
         for name, account in e.open:
             self.open.setdefault(name[0], {})[name] = account
         self.waiting = dict(e.waiting)
-        self.counted = dict(e.counted)
+        self.useful = dict(e.useful)
         self.inherited = set(e.inherited)
         self.accepted = {which(accepted.message.key): accepted for accepted in e.accepted}
         self.totals = dict(e.totals)
@@ -329,7 +333,7 @@ class Book:
             tally = self.untaken[round] = Tally()
         return tally
 
-    def _spend(self, closed: list[ClosedAccount]) -> list[ClosedAccount]:
+    def _add_to_sums(self, closed: list[ClosedAccount]) -> list[ClosedAccount]:
         """Adds what was closed to the sums, and returns it."""
         for one in closed:
             a = one.account
@@ -374,8 +378,8 @@ _APPLY: dict[type, Callable[[Book, Any], Sequence[ClosedAccount]]] = {
     Crossed: Book._crossed,
     Undone: Book._undone,
     Cut: Book._cut,
-    Spent: Book._spent,
-    Counted: Book._counted,
+    AccountClosed: Book._account_closed,
+    CountsClosed: Book._counts_closed,
     Accepted: Book._accepted,
     Revoked: Book._revoked,
     Verdict: Book._verdict,

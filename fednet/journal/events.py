@@ -107,7 +107,7 @@ class Cut(Base, tag=3):
     out: Direction
 
 
-class Spent(Base, tag=4):
+class AccountClosed(Base, tag=4):
     """Nothing more comes to an account that belongs to no accepted reply. reason: why its bytes are
     wasted, "" where they are useful; round, worker: in the row, in place of its own.
     """
@@ -119,7 +119,7 @@ class Spent(Base, tag=4):
     worker: str | None = None
 
 
-class Counted(Base, tag=13):
+class CountsClosed(Base, tag=13):
     """Nothing more comes to these accounts of many messages. Those of one direction and type are
     one row, of that round.
     """
@@ -214,7 +214,7 @@ class Snapshot(Base, tag=12):
     open: list[tuple[Name, Account]] = []
     waiting: list[tuple[Key, list[Account]]] = []
     inherited: list[Key] = []
-    counted: list[tuple[Key, list[Account]]] = []
+    useful: list[tuple[Key, list[Account]]] = []
     accepted: list[Accepted] = []
     totals: dict[str, int] = {}
     crossed: dict[str, int] = {}
@@ -225,8 +225,8 @@ Event = (
     Crossed
     | Undone
     | Cut
-    | Spent
-    | Counted
+    | AccountClosed
+    | CountsClosed
     | Accepted
     | Revoked
     | Verdict

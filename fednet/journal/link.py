@@ -1,8 +1,8 @@
 """The one place that encodes, records and sends messages, and that decodes and records what comes.
 
 To record a message is to note in the journal that it crosses: its bytes go to an account of the
-book, which becomes a row once it is spent, or the verdict on its reply is there (see `events`). The
-parts of a payload share its announcement's account, the pulls that fetch them another, and a
+book, which becomes a row once it is closed, or the verdict on its reply is there (see `events`).
+The parts of a payload share its announcement's account, the pulls that fetch them another, and a
 connection's heartbeats a third; every other message is a row at once. `send` is handed in, so the
 same link serves every transport.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import msgpack, structs
 
 from fednet.errors import RemoteProtocolError
-from fednet.journal.events import Counted, Crossed, Cut, Name, Spent, Undone
+from fednet.journal.events import AccountClosed, CountsClosed, Crossed, Cut, Name, Undone
 from fednet.journal.journal import Journal
 from fednet.wire import messages as m
 from fednet.wire.body import Body
@@ -116,7 +116,7 @@ class Link:
         if not sent:
             self.journal.note(Undone(name, crossed.envelope, crossed.kinds, crossed.raw))
         elif name[2] == ONCE:
-            self._spend(name)
+            self._close(name)
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Body | None]:
@@ -143,7 +143,7 @@ class Link:
                 wasted.append((crossed.names[0], stray))
         self._note(crossing)
         for name, stray in wasted:
-            self._spend(name, reason=stray)
+            self._close(name, reason=stray)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
@@ -267,32 +267,32 @@ class Link:
         return total
 
     # -- what becomes of them ----------------------------------------------------------------------
-    def settle(
+    def close_payload(
         self, conn: bytes, direction: m.Direction, key: m.Key, useful: bool, reason: str = ""
     ) -> None:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
-        self._spend((conn, direction, CARRIERS[direction], key), useful, reason)
-        self._spend((conn, m.OTHER[direction], "pull", key), useful, reason)
+        self._close((conn, direction, CARRIERS[direction], key), useful, reason)
+        self._close((conn, m.OTHER[direction], "pull", key), useful, reason)
 
-    def settle_counted(
+    def close_counted(
         self, conn: bytes, round: int | None = None, worker: str | None = None
     ) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far.
         round, worker: in the rows.
         """
         for name in self._counted.pop(conn, ()):
-            self._spend(name, round=round, worker=worker)
+            self._close(name, round=round, worker=worker)
 
-    def settle_all_counted(self, round: int) -> None:
+    def close_all_counted(self, round: int) -> None:
         """Writes a row for the heartbeats of all connections that have joined, each way, and one
         for what was refused of them.
         """
         joined = [conn for conn in self._counted if conn != NOBODY]
         names = [name for conn in joined for name in self._counted.pop(conn)]
         if names:
-            self.journal.note(Counted(names, round))
+            self.journal.note(CountsClosed(names, round))
 
-    def _spend(
+    def _close(
         self,
         name: Name,
         useful: bool = False,
@@ -301,7 +301,7 @@ class Link:
         worker: str | None = None,
     ) -> None:
         if name in self.journal.book.open.get(name[0], ()):
-            self.journal.note(Spent(name, useful, reason, round, worker))
+            self.journal.note(AccountClosed(name, useful, reason, round, worker))
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
@@ -329,7 +329,7 @@ class Link:
         """Writes a row of bytes of a connection that are no message."""
         name = self._once_name(conn, direction)
         self.journal.note(Crossed([name], "connection", nbytes))
-        self._spend(name, False, reason, round, worker)
+        self._close(name, False, reason, round, worker)
 
     def joined(self, conn: bytes) -> None:
         """From now on there are rows of this connection's own."""
@@ -353,9 +353,9 @@ class Link:
         elif beyond > 0:
             self._once(conn, self.back, beyond, reason, round, worker)
 
-    def ended(self, conn: bytes) -> None:
-        """The connection has ended, and its payloads are not settled yet. What was sent and turns
-        out not to be used may not have arrived: it is `lost`, and its bytes are an upper bound.
+    def mark_cut(self, conn: bytes) -> None:
+        """The connection has ended; its accounts are still open. What was sent and turns out not to
+        be used may not have arrived: it is `lost`, and its bytes are an upper bound.
         """
         if conn in self.journal.book.open:
             self.journal.note(Cut(conn, self.out))
@@ -373,11 +373,11 @@ class Link:
         if conn in self._strangers:
             self._strangers.discard(conn)
             return  # it has none
-        self.ended(conn)
-        self.settle_counted(conn, round, worker)
+        self.mark_cut(conn)
+        self.close_counted(conn, round, worker)
         if not awaited:
             for name in self.journal.book.open_of(conn):
-                self._spend(name, reason="cut short")
+                self._close(name, reason="cut short")
 
 
 def _are_alike(one: Crossed, other: Crossed) -> bool:

@@ -91,8 +91,8 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
-    """The row of this payload is complete. whole: the payload is too."""
+class ClosePayload:
+    """Nothing more comes of a payload. whole: all of it has crossed."""
 
     direction: str
     key: Key
@@ -102,7 +102,16 @@ class Booked:
 # Two of the server's messages are passed on: that the run is over, or its server stops; and that
 # this process is refused, for good or for now. And the status for which it asked.
 Instruction = (
-    Send | Stray | Prepare | DoTask | Cancelled | Reconnect | Booked | m.End | m.Refuse | m.Standing
+    Send
+    | Stray
+    | Prepare
+    | DoTask
+    | Cancelled
+    | Reconnect
+    | ClosePayload
+    | m.End
+    | m.Refuse
+    | m.Standing
 )
 
 
@@ -195,7 +204,7 @@ class ClientProtocol:
         """
         self._change(ClientEvent.CLOSED)
         for key, held in list(self._tasks.items()):
-            self._book_cut_short(held)
+            self._close_cut_short(held)
             held.announced = False
             held.sending = None
             if held.state is not ClientTaskState.WORKING:
@@ -418,7 +427,7 @@ class ClientProtocol:
             held.earlier = False
             if _same(task, held.task):
                 held.announced = False
-                self._out.append(Booked("down", key))
+                self._out.append(ClosePayload("down", key))
                 self._announce(held)
                 return
             self._drop(key, ClientTaskEvent.ABANDONED)
@@ -490,7 +499,7 @@ class ClientProtocol:
 
     def _fail(self, key: Key, reason: str, again: bool = True) -> None:
         """Tells the server that a task could not begin here; again: that it may be tried again."""
-        self._out.append(Booked("down", key, False))
+        self._out.append(ClosePayload("down", key, False))
         self._send(m.Failed(key=key, reason=reason, again=again))
 
     def _grant(self, key: Key, window: Receiving) -> None:
@@ -532,20 +541,20 @@ class ClientProtocol:
         held.window = None
         held.room = None
         check = None if held.digest is None else held.digest.digest()
-        self._out += (Booked("down", key), DoTask(held.task, held.body, check))
+        self._out += (ClosePayload("down", key), DoTask(held.task, held.body, check))
 
     def _drop(self, key: Key, event: ClientTaskEvent) -> None:
         """Nobody wants this task any more."""
-        self._book_cut_short(self._tasks[key])
+        self._close_cut_short(self._tasks[key])
         self._change_task(key, event)
         self._out.append(Cancelled(key))
 
-    def _book_cut_short(self, held: HeldTask) -> None:
+    def _close_cut_short(self, held: HeldTask) -> None:
         """What has crossed of the task, or of its reply, was in vain."""
         if held.state is ClientTaskState.COMING:
-            self._out.append(Booked("down", held.task.key, False))
+            self._out.append(ClosePayload("down", held.task.key, False))
         if held.finished is not None:
-            self._out.append(Booked("up", held.task.key, False))
+            self._out.append(ClosePayload("up", held.task.key, False))
 
     # -- a task is answered ------------------------------------------------------------------------
     def _announce(self, held: HeldTask) -> None:
@@ -560,7 +569,7 @@ class ClientProtocol:
             finished = msgspec.structs.replace(finished, message=reply)
         self._sent = True
         if finished.body is None or finished.body.size <= self.part:
-            self._out += (finished, Booked("up", reply.key))
+            self._out += (finished, ClosePayload("up", reply.key))
             self._change_task(reply.key, ClientTaskEvent.SENT)
         else:
             held.sending = Sending(finished.body, self.part)
@@ -579,7 +588,7 @@ class ClientProtocol:
         for index, data in parts:
             self._send(m.Part(key=pull.key, index=index), data)
         if held.sending.whole:
-            self._out.append(Booked("up", pull.key))
+            self._out.append(ClosePayload("up", pull.key))
             self._change_task(pull.key, ClientTaskEvent.SENT)
 
 

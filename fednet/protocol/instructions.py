@@ -59,8 +59,8 @@ class Resolved(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Spend(msgspec.Struct, frozen=True):
-    """What crossed of a payload was not useful, for that reason."""
+class ClosePayload(msgspec.Struct, frozen=True):
+    """Nothing more comes of a payload, and it was not useful, for that reason."""
 
     conn: bytes
     direction: Direction
@@ -81,4 +81,4 @@ class HangUp(msgspec.Struct, frozen=True):
     conn: bytes
 
 
-Instruction = Send | Stray | Store | Arrived | Resolved | Spend | Note | HangUp
+Instruction = Send | Stray | Store | Arrived | Resolved | ClosePayload | Note | HangUp

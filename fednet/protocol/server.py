@@ -24,12 +24,12 @@ from fednet.protocol.assignment import Assignment
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
+    ClosePayload,
     HangUp,
     Instruction,
     Note,
     Resolved,
     Send,
-    Spend,
     Store,
     Stray,
 )
@@ -956,12 +956,12 @@ class ServerProtocol:
             if effect is Effect.CALL_OFF:
                 if worker is not None and worker.conn is not None:
                     self._send(worker.conn, m.Cancel(key=t.key))
-            elif effect is Effect.SPEND_DOWN:
+            elif effect is Effect.WASTE_DOWN:
                 if t.conn:
-                    self._out.append(Spend(t.conn, "down", t.key, reason))
-            elif effect is Effect.SPEND_UP:
+                    self._out.append(ClosePayload(t.conn, "down", t.key, reason))
+            elif effect is Effect.WASTE_UP:
                 if t.up_conn:
-                    self._out.append(Spend(t.up_conn, "up", t.key, reply or reason))
+                    self._out.append(ClosePayload(t.up_conn, "up", t.key, reply or reason))
             elif effect is Effect.RELEASE:
                 if worker is not None:
                     worker.held.discard(client)

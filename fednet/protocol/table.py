@@ -260,8 +260,8 @@ class Effect(_Named):
     """What is done where a task's state changes, in this order."""
 
     CALL_OFF = "its task is cancelled at its worker"
-    SPEND_UP = "the bytes of its reply are wasted"
-    SPEND_DOWN = "the bytes of the task are wasted"
+    WASTE_UP = "the bytes of its reply are wasted"
+    WASTE_DOWN = "the bytes of the task are wasted"
     RELEASE = "its worker has no part in it any more"
     FREE = "its worker has room for another"
     WAIT = "it waits for a worker"
@@ -276,9 +276,9 @@ _CALLED_OFF = {
     TaskEvent.LEFT: WITH_WORKER,
     TaskEvent.CANCELLED: WITH_WORKER,
 }
-_BACK = (Effect.SPEND_UP, Effect.SPEND_DOWN, Effect.RELEASE, Effect.FREE)
+_BACK = (Effect.WASTE_UP, Effect.WASTE_DOWN, Effect.RELEASE, Effect.FREE)
 _FOLLOWS: Mapping[TaskState, Mapping[TaskEvent, tuple[Effect, ...]]] = {
-    TaskState.HANDED: {TaskEvent.RESTARTED: (Effect.SPEND_UP,)},
+    TaskState.HANDED: {TaskEvent.RESTARTED: (Effect.WASTE_UP,)},
     TaskState.ARRIVING: {TaskEvent.ANNOUNCED: (Effect.FREE,)},
     TaskState.ARRIVED: {TaskEvent.WHOLE: (Effect.RELEASE,)},
     TaskState.DONE: {TaskEvent.ACCEPTED: (Effect.RESOLVE,)},

@@ -234,7 +234,7 @@ class Clients:
     def book_heartbeats(self, round: int) -> None:
         """One line a round, each way."""
         with self.io as io:
-            io.link.settle_all_counted(round)
+            io.link.close_all_counted(round)
 
     def journal_position(self) -> tuple[int, int]:
         """(generation, bytes) of the journal's file, when all until now is on disk."""

@@ -31,12 +31,12 @@ from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
+    ClosePayload,
     HangUp,
     Instruction,
     Note,
     Resolved,
     Send,
-    Spend,
     Store,
     Stray,
 )
@@ -298,7 +298,7 @@ class ServerIO:
         for name, (_, received) in traffic.items():
             if isinstance(name, bytes):
                 self.link.undecoded(name, received, "the server stopped", self.protocol.round)
-        self.link.settle_counted(NOBODY)
+        self.link.close_counted(NOBODY)
         self.journal.flush()
         if over:
             self.journal.renew()  # only what adds rounds to the run needs it
@@ -336,7 +336,7 @@ class ServerIO:
                     conn = event.conn
                     worker = self.protocol.roster.worker_of(conn)
                     self._send_all()
-                    self.link.ended(conn)
+                    self.link.mark_cut(conn)
                     self._do(self.protocol.closed(conn, self.now(), event.why))
                     round = self.protocol.round
                     self.link.undecoded(conn, event.received, round=round, worker=worker)
@@ -364,7 +364,7 @@ class ServerIO:
         if now - self._booked >= BOOK_S:
             self._booked = now
             self._send_all()
-            self.link.settle_counted(NOBODY)
+            self.link.close_counted(NOBODY)
         if now >= self._shown_at:
             protocol = self.protocol
             offset = time.time() - now
@@ -429,7 +429,7 @@ class ServerIO:
                 self._send_all()  # what is for its last connection, which a new one ends
                 self.transport.vouch(conn)
                 self.link.joined(conn)
-                self.link.settle_counted(NOBODY)
+                self.link.close_counted(NOBODY)
             # A payload that belongs to nothing has a row of its own, but not where it is of rounds
             # or clients that a peer has made up, nor among very many.
             key: m.Key | None = getattr(message, "key", None) if stray else None
@@ -485,12 +485,12 @@ class ServerIO:
                 self._whole.append(i)
             elif isinstance(i, Resolved):
                 self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
-            elif isinstance(i, Spend):
+            elif isinstance(i, ClosePayload):
                 if (i.conn, i.key) in self._unsent_of:
-                    self._send_all()  # before it is settled: what cannot leave is subtracted
+                    self._send_all()  # before it is closed: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
-                self.link.settle(i.conn, i.direction, i.key, False, i.reason)
+                self.link.close_payload(i.conn, i.direction, i.key, False, i.reason)
             elif isinstance(i, Note):
                 self.events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):

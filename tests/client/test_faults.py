@@ -114,13 +114,13 @@ def replied(c: p.ClientProtocol, size: int) -> list[p.Instruction]:
     return c.finish([p.FinishedTask(reply, Body([bytes(size)]))])
 
 
-def passed(cuts: CutUploads, instructions: list[p.Instruction]) -> list[int | p.Booked]:
+def passed(cuts: CutUploads, instructions: list[p.Instruction]) -> list[int | p.ClosePayload]:
     """The bytes of each payload that is sent, and what is booked."""
     found = []
     for i in cuts.apply_to(instructions):
         if isinstance(i, p.Send) and i.body is not None:
             found.append(len(i.body))
-        elif isinstance(i, p.Booked):
+        elif isinstance(i, p.ClosePayload):
             found.append(i)
     return found
 
@@ -135,7 +135,7 @@ def test_a_small_upload_is_sent_up_to_its_end_and_once(end, handed_over):
     out, booked = replied(c, PART)
     if handed_over:
         out = p.Send(out.message, Body([bytes(PART)]))
-    assert passed(cuts, [out, booked, out]) == [end, p.Booked("up", KEY, False)]
+    assert passed(cuts, [out, booked, out]) == [end, p.ClosePayload("up", KEY, False)]
     assert passed(cuts, [out]) == [PART]  # nothing is kept of what is over
 
 
@@ -154,7 +154,7 @@ def test_an_upload_in_parts_is_sent_up_to_its_end_and_its_task_is_over(end, sent
     for first in range(1 if at_once else max(1, math.ceil(end / PART))):
         pull = m.Pull(run="r", inc=1, key=KEY, first=first, count=3 if at_once else 1)
         found += passed(cuts, c.received(pull, None, 0.0))
-    assert found == [*sent, p.Booked("up", KEY, False)]
+    assert found == [*sent, p.ClosePayload("up", KEY, False)]
     assert c.task_state(KEY) is ClientTaskState.GONE
 
 
@@ -164,8 +164,8 @@ def test_an_upload_that_begins_again_over_another_connection_ends_at_the_same_by
     cuts.plan(KEY, PART + 3)
     replied(c, 2 * PART)
     c.received(m.Pull(run="r", inc=1, key=KEY, first=0, count=1), None, 0.0)
-    assert passed(cuts, c.closed()) == [p.Booked("up", KEY, False)]
+    assert passed(cuts, c.closed()) == [p.ClosePayload("up", KEY, False)]
     c.opened(2.0)
     c.received(WELCOME, None, 2.0)
     pull = m.Pull(run="r", inc=1, key=KEY, first=0, count=2)
-    assert passed(cuts, c.received(pull, None, 2.0)) == [PART, 3, p.Booked("up", KEY, False)]
+    assert passed(cuts, c.received(pull, None, 2.0)) == [PART, 3, p.ClosePayload("up", KEY, False)]

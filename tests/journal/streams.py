@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from fednet.journal.events import (
     Accepted,
-    Counted,
+    AccountClosed,
+    CountsClosed,
     Crossed,
     Cut,
     Event,
     Forgotten,
     Over,
     Revoked,
-    Spent,
     Started,
     Undone,
     Verdict,
@@ -101,19 +101,21 @@ class Server:
         elif kind == "beat":
             self.events.append(Crossed([(conn, "up", "beat", 0)], "beat", n, counted=True))
         elif kind == "beats":
-            self.events.append(Counted([(c, "up", "beat", 0) for c in CONNS], self.round))
+            self.events.append(CountsClosed([(c, "up", "beat", 0) for c in CONNS], self.round))
         elif kind in ("once", "undo"):
             self.numbers += 1
             name = conn, "down", "once", self.numbers
             self.events.append(Crossed([name], "cancel", n, key=key))
-            self.events.append(Undone(name, n) if kind == "undo" else Spent(name))
+            self.events.append(Undone(name, n) if kind == "undo" else AccountClosed(name))
         elif kind == "cut":
             self.events.append(Cut(conn, "down"))
         elif kind == "spend" and key in self.down:
             name = self.down.pop(key), "down", "task", key
-            self.events.append(Spent(name, reason="deadline"))
+            self.events.append(AccountClosed(name, reason="deadline"))
             if key in self.up:
-                self.events.append(Spent((self.up.pop(key), "up", "reply", key), reason="late"))
+                self.events.append(
+                    AccountClosed((self.up.pop(key), "up", "reply", key), reason="late")
+                )
         elif kind == "revoke" and key in self.accepted:
             self.events.append(Revoked(key))
         elif kind == "round":

@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from fednet.errors import StateError
 from fednet.journal import file as files
 from fednet.journal.book import Row
-from fednet.journal.events import Accepted, Crossed, Event, Forgotten, Snapshot, Spent, Started
+from fednet.journal.events import (
+    Accepted,
+    AccountClosed,
+    Crossed,
+    Event,
+    Forgotten,
+    Snapshot,
+    Started,
+)
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
 from fednet.wire.messages import Key, Reply
@@ -58,7 +66,7 @@ BATCHES: list[list[tuple[Event, bytes]]] = [
     [(Started(1), b"")],
     [(of_client(0), b""), (of_client(1), b"")],
     [(accepted(0, b"first"), b"first"), (of_client(2), b""), (accepted(1, b"second"), b"second")],
-    [(Spent(of_client(2).names[0], reason="deadline"), b"")],
+    [(AccountClosed(of_client(2).names[0], reason="deadline"), b"")],
 ]
 EVENTS = [event for batch in BATCHES for event, _ in batch]
 
@@ -186,7 +194,7 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
     for client in range(200):
         journal.note(of_client(client))
         if client % 10:  # of ten tasks nine are over at once
-            journal.note(Spent(of_client(client).names[0]))
+            journal.note(AccountClosed(of_client(client).names[0]))
         journal.flush()
         sizes.append(path.stat().st_size)
     assert sum(b < a for a, b in pairwise(sizes)) >= 2

@@ -82,7 +82,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
         for i, size in ((0, 5), (1, 5), (2, 2))
     )
     ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
-    ends.server.settle(b"c", "up", key, True)
+    ends.server.close_payload(b"c", "up", key, True)
     reply_row, pull_row = ends.down_rows
     kinds = {"state": 8, "statistics": 4}
     wanted = {"type": type, "bytes": n, "kinds": kinds, "raw_bytes": 20}
@@ -97,7 +97,7 @@ def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
     ends = Ends(part=5)
     n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]))
     again = ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]), "doubled")
-    ends.server.settle(b"c", "up", KEY, True)
+    ends.server.close_payload(b"c", "up", KEY, True)
     kinds = {"state": 3, "statistics": 2}
     found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
     assert found == [(again, kinds, "doubled"), (n, kinds, None)]
@@ -108,7 +108,7 @@ def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
     for noise in (b"abc", b"defgh"):
         with pytest.raises(RemoteProtocolError):
             ends.server.receive(b"c", [noise])
-    ends.server.settle_counted(b"c", worker="w")
+    ends.server.close_counted(b"c", worker="w")
     (row,) = ends.down_rows
     wanted = {"type": "refused", "bytes": 4 + 6, "count": 2, "useful": False, "worker": "w"}
     assert wanted.items() <= row.items()
@@ -123,13 +123,13 @@ def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
         ends.server.record_received([Incoming(conn, message, None, [encode(message)])])
         sizes.append(framing(len(encode(message))))
     ends.server.send(b"d", alive)
-    ends.server.settle_all_counted(7)
+    ends.server.close_all_counted(7)
     up, down = ends.down_rows
     wanted = {"type": "beat", "direction": "up", "count": 3, "bytes": sum(sizes), "round": 7}
     assert wanted.items() <= up.items()
     assert (down["direction"], down["count"], down["bytes"]) == ("down", 1, sizes[0])
     assert not open_accounts(ends.server.journal)
-    ends.server.settle_all_counted(8)
+    ends.server.close_all_counted(8)
     assert len(ends.down_rows) == 2
 
 
@@ -197,7 +197,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
             window.take(index, part)
         for ends in (whole, cut):
             for link in (ends.client, ends.server):
-                link.settle(b"c", "up", KEY, True)
+                link.close_payload(b"c", "up", KEY, True)
         assert whole.up_rows == cut.up_rows
         assert whole.down_rows == cut.down_rows
         assert sum(row["kinds"].get("state", 0) for row in whole.down_rows) == size
@@ -317,7 +317,9 @@ class Side:
         else:
             self.row(direction, type, key, nbytes, False, stray)
 
-    def settle(self, conn: bytes, way: m.Direction, key: m.Key, useful: bool, why: str) -> None:
+    def close_payload(
+        self, conn: bytes, way: m.Direction, key: m.Key, useful: bool, why: str
+    ) -> None:
         self.ends((conn, way, {"down": "task", "up": "reply"}[way], key), useful, why)
         self.ends((conn, m.OTHER[way], "pull", key), useful, why)
 
@@ -410,7 +412,7 @@ class Crossings:
             server.joined(conn)
             self.server.strangers.discard(conn)
         elif what == "end":
-            server.ended(conn)
+            server.mark_cut(conn)
         elif what == "close":
             server.closed(conn, awaited=n % 2 == 0, round=n)
             self.server.closed(conn, awaited=n % 2 == 0)
@@ -420,8 +422,8 @@ class Crossings:
             way: m.Direction = "up" if n % 2 else "down"
             why = "" if n > 5 else "late"
             for link, side in ((server, self.server), (ends.client, self.client)):
-                link.settle(conn, way, key, n > 5, why)
-                side.settle(conn, way, key, n > 5, why)
+                link.close_payload(conn, way, key, n > 5, why)
+                side.close_payload(conn, way, key, n > 5, why)
         elif what == "accept":
             other = CONNS[n % 2]
             server.journal.note(Accepted(reply(key=key), conn, other))
@@ -435,10 +437,10 @@ class Crossings:
             if n > 5:
                 self.judge(key, "left out" if n == 6 else "")
         elif what == "beats":
-            server.settle_counted(conn, round=n)
+            server.close_counted(conn, round=n)
             self.server.beats_end(conn)
         elif what == "all beats":
-            server.settle_all_counted(n)
+            server.close_all_counted(n)
             together = Counter[tuple[str, str]]()
             count = Counter[tuple[str, str]]()
             for name in list(self.server.open):
@@ -481,7 +483,7 @@ def test_whatever_crosses_is_counted_in_the_row_that_it_belongs_to_at_each_end(o
             side.strangers.discard(conn)
             link.closed(conn)
             side.closed(conn, awaited=False)
-            link.settle_counted(conn)
+            link.close_counted(conn)
     for key in sorted(crossings.accepted):
         crossings.judge(key, "")
     assert found(ends.down_rows) == crossings.server.rows

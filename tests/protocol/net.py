@@ -79,8 +79,8 @@ class Site:
                 self.given[i.task.key] = i
             elif isinstance(i, c.Cancelled):
                 self.given.pop(i.key, None)
-            elif isinstance(i, c.Booked):
-                self.link.settle(b"", i.direction, i.key, i.whole)
+            elif isinstance(i, c.ClosePayload):
+                self.link.close_payload(b"", i.direction, i.key, i.whole)
             elif isinstance(i, c.Prepare) and self.prepares and not i.again:
                 self.do(self.protocol.ready("L"))
             elif isinstance(i, c.Reconnect):
@@ -180,10 +180,10 @@ class Net:
                 done = [one for one in self.resolved if not one.reason]
                 if len(done) == self.first and not i.reason:
                     pending.extend(server.cancel("closed", self.now))
-            elif isinstance(i, s.Spend):
+            elif isinstance(i, s.ClosePayload):
                 if i.direction == "up":
                     self.spool.pop(i.key, None)
-                self.link.settle(i.conn, i.direction, i.key, False)
+                self.link.close_payload(i.conn, i.direction, i.key, False)
             elif isinstance(i, s.Note):
                 self.notes.append(i)
             elif isinstance(i, s.HangUp) and i.conn in self.by_conn:
@@ -239,10 +239,10 @@ class Net:
         del self.by_conn[conn]
         site.up.clear()
         site.down.clear()
-        site.link.ended(b"")
+        site.link.mark_cut(b"")
         site.do(site.protocol.closed())
         site.link.closed(b"")
-        self.link.ended(conn)
+        self.link.mark_cut(conn)
         self.do(self.server.closed(conn, self.now))
         self.link.closed(conn, awaited=True)
 

@@ -10,9 +10,9 @@ import pytest
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.client import (
     SILENCE,
-    Booked,
     Cancelled,
     ClientProtocol,
+    ClosePayload,
     DoTask,
     FinishedTask,
     Prepare,
@@ -105,7 +105,7 @@ def restarted() -> ClientProtocol:
 def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
     c = restarted()
     again = task(3, inc=2, faults=[m.Fault("pace", 2.0)])  # at its device's pace, as before
-    assert c.received(again, Body([bytes(3)]), 2.0) == [Booked("down", key())]
+    assert c.received(again, Body([bytes(3)]), 2.0) == [ClosePayload("down", key())]
     assert c.received(again, Body([bytes(3)]), 2.0) == [Stray("doubled")]
     assert [(x.inc, x.key) for x in sent(c.finish(reply(3)), m.Reply)] == [(2, key())]
 
@@ -131,7 +131,7 @@ def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_op
     coming = task(2 * m.PART, key=key(1))
     give(c, coming, None)
     out = c.opened(1.0)
-    assert out[:2] == [Booked("up", key(), False), Booked("down", key(1), False)]
+    assert out[:2] == [ClosePayload("up", key(), False), ClosePayload("down", key(1), False)]
     assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [key()]
     assert [x.key for x in sent(give(c, coming, None))] == [
         key(1)
@@ -150,7 +150,7 @@ def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
 def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
     c = working()
     out = c.received(task(key=m.Key(1, 1, 0, 1)), Body([bytes(3)]), 0.0)
-    assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
+    assert [type(i) for i in out] == [Cancelled, ClosePayload, DoTask]
 
 
 def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
@@ -169,7 +169,7 @@ def test_of_a_task_that_is_given_up_nothing_more_is_sent_and_the_server_hears_no
     assert c.abandon(key()) == []
     give(c, task(key=key(attempt=1)))
     c.finish(reply(2 * m.PART, key(attempt=1)))
-    assert Booked("up", key(attempt=1), False) in c.abandon(key(attempt=1))
+    assert ClosePayload("up", key(attempt=1), False) in c.abandon(key(attempt=1))
     c.closed()
     assert [join.holding for join in sent(c.opened(2.0), m.Join)] == [[]]
 
@@ -199,14 +199,14 @@ def test_a_payload_is_let_go_of_once_its_task_is_done():
 def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(other):
     c = restarted()
     out = c.received(task(3, inc=2, **other), Body([b"abc"]), 2.0)
-    assert [type(i) for i in out] == [Cancelled, Booked, DoTask]
+    assert [type(i) for i in out] == [Cancelled, ClosePayload, DoTask]
 
 
 def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
     c = restarted()
     c.finish(failure("no data", False))  # before the server has begun, which drops it as late
     out = c.received(task(3, inc=2), Body([b"abc"]), 2.0)
-    assert [type(i) for i in out] == [Booked, DoTask]
+    assert [type(i) for i in out] == [ClosePayload, DoTask]
 
 
 def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over():
@@ -293,7 +293,7 @@ def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
 def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     c = ready(room=lambda: 3 * m.PART)
     out = give(c, task(3 * m.PART + 1), None)
-    assert out[0] == Booked("down", key(), False)
+    assert out[0] == ClosePayload("down", key(), False)
     (failed,) = sent(out)
     assert failed.again
     assert failed.reason == (
@@ -380,7 +380,7 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     assert part(c) == []
     assert part(c) == [Stray("doubled")]
     out = part(c, index=2)
-    assert out[0] == Booked("down", key(), False)
+    assert out[0] == ClosePayload("down", key(), False)
     assert [(f.key, f.again) for f in sent(out, m.Failed)] == [(key(), True)]
     assert part(c) == [Stray("late")]
     give(c, task(2 * m.PART), None)
@@ -399,7 +399,7 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
         with pytest.raises(RemoteProtocolError):
             pull(c, first, count)
     out = pull(c, 2, 1)
-    assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
+    assert (len(out[0].body), out[1]) == (5, ClosePayload("up", key()))
     assert c.task_state(key()) is ClientTaskState.GONE
 
 
@@ -414,14 +414,14 @@ def test_reply_that_is_done_while_away_is_announced_when_ready_again(joining):
         c.opened(2.0)
     out = c.received(WELCOME, None, 2.0)
     assert [type(x) for x in sent(out)] == [m.Ready, m.Reply]
-    assert out[-1] == Booked("up", key())
+    assert out[-1] == ClosePayload("up", key())
 
 
 def test_cancel_lets_go_of_an_announced_reply():
     c = working()
     c.finish(reply(2 * m.PART))
     assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [
-        Booked("up", key(), False),
+        ClosePayload("up", key(), False),
         Cancelled(key()),
     ]
     assert c.task_state(key()) is ClientTaskState.GONE

@@ -350,7 +350,7 @@ class Federation(RuleBasedStateMachine):
             old = site.conn
             site.up.clear()
             site.down.clear()
-            site.link.ended(b"")
+            site.link.mark_cut(b"")
             site.do(site.protocol.closed())
             site.link.closed(b"")
             del self.net.by_conn[old]

@@ -12,11 +12,11 @@ from fednet.protocol import workers
 from fednet.protocol.instructions import (
     REFUSALS,
     Arrived,
+    ClosePayload,
     HangUp,
     Note,
     Resolved,
     Send,
-    Spend,
     Store,
     Stray,
 )
@@ -387,7 +387,7 @@ def test_doubled_reply_is_stray():
     assert s.accept(key(), 0.0) == [Resolved(key(0))]
     out = replies(s, b"1", 0)
     assert out[0] == Stray("doubled")
-    assert of(out, Spend) == []
+    assert of(out, ClosePayload) == []
     s = begun()
     long = reply(size=3 * m.PART)
     say(s, b"1", long)
@@ -415,9 +415,9 @@ def test_part_out_of_turn_gives_the_task_out_again():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
     out = part(s, b"1", index=1)
-    assert of(out, Spend) == [
-        Spend(b"1", "up", key(), "refused"),
-        Spend(b"1", "down", key(), "given out again"),
+    assert of(out, ClosePayload) == [
+        ClosePayload(b"1", "up", key(), "refused"),
+        ClosePayload(b"1", "down", key(), "given out again"),
     ]
     assert [t.key.attempt for t in sent(out, m.Task)] == [1]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
@@ -947,7 +947,7 @@ def test_phase_that_begins_cancels_the_one_before():
     out = s.begin(2, 0, "train", [spec(2)], Rules(), 0.0)
     assert of(out, Resolved) == [Resolved(key(c), "the phase is over") for c in (0, 1)]
     assert sent(out, m.Cancel)[0].key == key(0)
-    assert Spend(b"1", "down", key(0), "the phase is over") in out
+    assert ClosePayload(b"1", "down", key(0), "the phase is over") in out
 
 
 def test_part_with_the_key_of_an_evaluation_is_not_stored():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.instructions import Note, Resolved, Spend, Store
+from fednet.protocol.instructions import ClosePayload, Note, Resolved, Store
 from fednet.protocol.server import BUDGET
 from fednet.protocol.tasks import Rules
 from fednet.protocol.transfers import WINDOW
@@ -112,7 +112,10 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     assert ends(s.tick(4.9)) == []
     out = s.tick(5.0)
     assert ends(out) == [Resolved(key(1), f"lost: {cut}")]
-    assert [i.direction for i in of(out, Spend)] == ["up", "down"]  # what came is in the books
+    assert [i.direction for i in of(out, ClosePayload)] == [
+        "up",
+        "down",
+    ]  # what came is in the books
 
 
 def test_of_an_upload_in_parts_nothing_is_asked_for_after_the_one_in_which_it_is_cut():

@@ -18,7 +18,7 @@ from fednet.files import digest
 from fednet.journal.link import Link
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol, FinishedTask
-from fednet.protocol.instructions import Arrived, Send, Spend
+from fednet.protocol.instructions import Arrived, ClosePayload, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
@@ -497,7 +497,7 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     both.client_transport.close()
     size = [m.Field("x", "state", 3, 3)]
     task = m.Task(run="run", inc=1, key=key, form=size, size=3)
-    io.act([Send(last, task, Body([b"abc"])), Spend(last, "down", key, "lost")])
+    io.act([Send(last, task, Body([b"abc"])), ClosePayload(last, "down", key, "lost")])
     assert both.rows[before:] == []
     assert (last, "down", "task", key) not in open_accounts(both.link.journal)
 

@@ -105,7 +105,7 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
         for key in (m.Key(n, 0, 0, 0), m.Key(0, 0, 0, 1)):
             peer.send([encode(msgspec.structs.replace(part, key=key)), b"body"])
     io._step(0.0)
-    io.link.settle_counted(peer.conn)
+    io.link.close_counted(peer.conn)
     came = [r for r in rows[before:] if r["direction"] == "up"]
     assert [(r["type"], r["count"]) for r in came] == [("refused", 2 * 59)]
     assert len(io.journal.book.untaken) == tables
@@ -119,7 +119,7 @@ def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_sh
     for _ in range(REFUSALS + 7):
         peer.send([encode(part), b"body"])
     io._step(0.0)
-    io.link.settle_counted(peer.conn)
+    io.link.close_counted(peer.conn)
     came = [(r["type"], r.get("count")) for r in rows[before:] if r["direction"] == "up"]
     assert came == [("reply", None)] * REFUSALS + [("refused", 7)]
 
