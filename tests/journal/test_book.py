@@ -231,6 +231,14 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
     assert (book.open, book.waiting) == ({}, {})
 
 
+def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_it_in_time() -> None:
+    """It was late in the eyes of a server that was killed before its checkpoint."""
+    late: list[Event] = [Verdict([(KEY, "left out", None)])]
+    book, rows = fold([Started(1, 1), *REPLIED, *late, Started(2, 1), useful(KEY), Over(2)])
+    assert [(r["type"], r["useful"]) for r in rows] == [("task", False), ("reply", False)]
+    assert book.taken.useful == {"up": {}, "down": {}}
+
+
 def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_arrived() -> None:
     beat = Crossed([(CONN, "up", "beat", 0)], "beat", 9, counted=True)
     events = [Started(1, 1), crossed(*TASK, 100), crossed(*REPLY, 30), beat, Started(2, 1)]
