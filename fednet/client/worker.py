@@ -32,7 +32,7 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
-from fednet.files import Digest, write_aside
+from fednet.files import write_aside
 from fednet.models.start import BASE, unpack_state_dict
 from fednet.protocol.client import FinishedTask
 from fednet.registry import shipped
@@ -230,7 +230,6 @@ class Worker:
         malicious = self.policy.faults and key.client in self._malicious
         state_sha256 = ""
         kept = False
-        digest: Digest | None = None  # of what is sent, where it is known before
 
         # A model that comes without buffers gets the client's own, or the initial ones.
         held = record.own(exp.setting.initial)
@@ -290,11 +289,7 @@ class Worker:
 
                     if malicious:
                         up = attacks.attacked_reply(up, reference, config, key.round, key.client)
-                    # Where it is sent as it is, this is found as its digest is taken.
-                    plain = not (here or self._checked or self._masks or config.privacy.clip)
-                    plain = plain and not exp.up.compresses(type(up))
-                    if not plain:
-                        finite(up, exp.up.exempt)
+                    finite(up, exp.up.exempt)
                     if config.privacy.clip is not None:
                         question = privacy.Question.of(
                             config, self.store.root.name, task, record, body.to_bytes()
@@ -324,18 +319,12 @@ class Worker:
                     sent = encoded.body
                     if self._checked:
                         sent = sent.copy()
-                    if plain:
-                        digest = sent.digest_and_squares()
-                        finite(up, exp.up.exempt)
                     if task.evaluates and main:
                         turn("evaluating")
                         found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
                         evaluated = exp.up.encode(evaluation.reply(exp, found))
                         form += evaluated.form
                         sent = Body([*sent.values, *evaluated.body.values])
-                        if digest is not None:
-                            for segment in evaluated.body.segments:
-                                digest.update(segment)
                     if method.exchanges[key.phase].summation.trains:
                         next_record = Record(algorithm=state, residuals=past.next or None)
                         state_sha256, kept = self._save(
@@ -355,16 +344,13 @@ class Worker:
         if self.policy.allow is not None and "statistics" not in self.policy.allow:
             reported = {}
         self.policy.check_leaves(form)
-        found_check = b"" if digest is None else digest.digest()
-        if digest is None and not (here and sent.by_reference):
-            found_check = sent.digest()
         reply = m.Reply(
             run=task.run,
             inc=task.inc,
             key=key,
             form=list(form),
             size=sent.size,
-            check=found_check,
+            check=b"" if here and sent.by_reference else sent.digest(),
             state=state_sha256,
             kept=kept,
             seconds=time.perf_counter() - began,

@@ -47,10 +47,9 @@ from fednet.journal.events import Accepted, Forgotten, Revoked
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart, error_text
 from fednet.tensors import Tensors
-from fednet.tensors.values import BLOCK, squares
 from fednet.wire import messages as m
 from fednet.wire.body import NOTHING, SMALL_BYTES, Body
-from fednet.wire.codec import cut, floats
+from fednet.wire.codec import cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload, Samples, run_of
@@ -117,8 +116,6 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """Why it is left out."""
     norms: dict[str, float] = {}
     """By field that is sent as it is, the norm of its tensors."""
-    squares: Sequence[float] = ()
-    """Of a payload that came in parts, see `_Upload`."""
     remembered: dict[str, torch.Tensor] = {}
     """What compressors remember if the reply counts."""
     small: bool = False
@@ -185,18 +182,6 @@ class _Upload(msgspec.Struct):
     """Bytes."""
     written: Digest = msgspec.field(default_factory=Digest)
     """Of each part as it comes, while it is in the processor's cache."""
-    squares: list[float] = msgspec.field(default_factory=list)
-    """Of its first parts, the `squares` of their bytes as float32 values, which most of them are:
-    found then too, so that nobody goes through the payload once more to see that it is finite.
-    """
-
-    def add(self, piece: memoryview) -> None:
-        """Writes the next bytes."""
-        write_all(self.file, piece)
-        self.written.update(piece)
-        if len(piece) == 4 * BLOCK and self.got == len(piece) * len(self.squares):
-            self.squares.append(squares(floats(piece)))
-        self.got += len(piece)
 
 
 class Inbox:
@@ -249,7 +234,9 @@ class Inbox:
                 f"{offset}"
             )
         for piece in data.segments:
-            upload.add(piece)
+            write_all(upload.file, piece)
+            upload.written.update(piece)
+        upload.got += data.size
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. A later attempt may write over its file already."""
@@ -298,7 +285,7 @@ class Inbox:
             here = body is not None and body.by_reference
             if body is not None:
                 self.store(key, 0, body)
-            body, found, reply.squares = self._finish(key, size)
+            body, found = self._finish(key, size)
             reply.path = self._path(key)
             if here:
                 message = msgspec.structs.replace(message, check=found)
@@ -314,13 +301,13 @@ class Inbox:
             raise RemoteProtocolError("the payload was damaged on its way")
         return reply, body
 
-    def _finish(self, key: Key, size: int) -> tuple[Body, bytes, Sequence[float]]:
-        """The bytes of a file that is whole, their digest, and the squares of its parts."""
+    def _finish(self, key: Key, size: int) -> tuple[Body, bytes]:
+        """The bytes of a file that is whole, and their digest."""
         upload = self._uploads.pop(key)
         if os.fstat(upload.file).st_size != size:  # what was there before was longer
             os.truncate(upload.file, size)
         os.close(upload.file)
-        return _map(self._path(key), size), upload.written.digest(), upload.squares
+        return _map(self._path(key), size), upload.written.digest()
 
     def _discard(self, reply: ReceivedReply) -> None:
         """The reply is not accepted."""
@@ -569,12 +556,9 @@ def decoder(
 
     def check(reply: ReceivedReply, payload: Payload) -> None:
         client = reply.message.key.client
-        for at, (name, field) in enumerate(payload.fields.items()):
+        for name in payload.fields:
             value = getattr(payload, name)
-            as_sent = field.kind not in exp.up.chains
             if isinstance(value, Tensors):
-                if at == 0 and as_sent:  # its vector is what the payload begins with
-                    value.take_squares(reply.squares)
                 exp.up.finite(value, name)
                 # the mean, or the next training, would leave the finite numbers: one peer could end
                 # everybody's run
@@ -582,7 +566,7 @@ def decoder(
                     raise RemoteProtocolError(
                         f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
                     )
-                if as_sent:
+                if payload.fields[name].kind not in exp.up.chains:
                     reply.norms[name] = value.rough_norm
             if isinstance(value, Samples):
                 _check_samples(value, name, exp)

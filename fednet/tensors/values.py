@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, overload
@@ -228,17 +228,8 @@ class Tensors:
         """
         known = self._known_norm()
         if known is None:
-            return _root(squares(self.vector))
-        return _root(known * known)
-
-    def take_squares(self, found: Sequence[float]) -> None:
-        """Is told `squares` of its vector's first blocks, of `BLOCK` elements each, which somebody
-        found while they were in the processor's cache: `rough_norm` reads only what is behind them.
-        """
-        whole = self.vector.shape[0] // BLOCK
-        if 0 < whole <= len(found):
-            total = sum(found[:whole]) + squares(self.vector[whole * BLOCK :])
-            self.__dict__["rough_norm"] = _root(total)
+            return math.sqrt(torch.dot(self.vector, self.vector))
+        return known if known * known <= FLOAT32_MOST else math.inf
 
     # -- identity ----------------------------------------------------------------------------------
     # A round's record and its checkpoint both ask, of a value that does not change.
@@ -267,24 +258,6 @@ class Tensors:
         if whole or not exempt:
             return whole
         return all(bool(torch.isfinite(v).all()) for n, v in self.items() if n not in exempt)
-
-
-def squares(vector: torch.Tensor) -> float:
-    """Returns the sum of the squares of a float32 vector, in float32 within each block of a large
-    one on the CPU: then it is the same wherever in memory the blocks are.
-    """
-    total = 0.0
-    rest = vector
-    if vector.device.type == "cpu":
-        while rest.shape[0] >= BLOCK:
-            total += torch.linalg.vector_norm(rest[:BLOCK]).item() ** 2
-            rest = rest[BLOCK:]
-    return total + torch.dot(rest, rest).item()
-
-
-def _root(total: float) -> float:
-    """Returns the square root; infinity where the sum of squares is no float32."""
-    return math.sqrt(total) if total <= FLOAT32_MOST else math.inf
 
 
 def combine(hashes: Iterable[str]) -> str:

@@ -15,7 +15,6 @@ import torch
 
 from fednet.files import Buffer, Digest
 from fednet.tensors import Tensors
-from fednet.tensors.values import BLOCK, squares
 from fednet.wire.messages import Field
 
 SMALL_BYTES = 64 << 10  # payloads up to here are bytes within a process too: they are logged
@@ -91,29 +90,6 @@ class Body:
         for segment in self.segments:
             found.update(segment)
         return found.digest()
-
-    def digest_and_squares(self) -> Digest:
-        """The digest so far, to which more may be added. Its tensors know then whether they are
-        finite: a large vector is read once for both.
-        """
-        found = Digest()
-        if self.size < 4 * BLOCK:  # none has a whole block
-            for segment in self.segments:
-                found.update(segment)
-            return found
-        for value in self.values:
-            if not isinstance(value, Tensors):
-                found.update(value)
-                continue
-            known: list[float] = []
-            for block in torch.split(value.vector, BLOCK):
-                found.update(tensor_bytes(block))
-                if len(block) == BLOCK:
-                    known.append(squares(block))
-            value.take_squares(known)
-            found.update(tensor_bytes(value.buffers))
-            found.update(tensor_bytes(value.counters))
-        return found
 
     def fields(self, form: Sequence[Field]) -> Sequence[memoryview | Tensors]:
         """What it has of each field of a form, whose sizes add up to its own."""

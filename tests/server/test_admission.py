@@ -96,7 +96,7 @@ SIZE = 2 * BLOCK + 5  # two parts and a piece of one
 
 
 @pytest.mark.parametrize("kind", [Whole, Behind])
-@pytest.mark.parametrize("at", [None, 0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, SIZE - 1])
+@pytest.mark.parametrize("at", [None, 0, BLOCK, SIZE - 1])
 @pytest.mark.parametrize("value", [NAN, 2e19])
 def test_a_bad_value_is_seen_in_whichever_part_of_a_large_reply_it_comes(tmp_path, kind, at, value):
     layout = Layout((Slot("w", (SIZE,), "parameter"),))
