@@ -67,19 +67,33 @@ class Figure:
 
 
 @contextmanager
-def canvas(size: tuple[float, float], **settings: object) -> Iterator[MplFigure]:
-    """A figure without pyplot and without the user's matplotlibrc: nothing is global, and no figure
-    is left open. settings: in addition to `style.BASE`.
+def drawing(**settings: object) -> Iterator[None]:
+    """Inside, figures are drawn with these settings, in addition to `style.BASE`, and without the
+    user's matplotlibrc. To enter it takes as long as to draw a small figure.
     """
     import matplotlib
+
+    rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
+    del rc["backend"]  # the user's, for which pyplot would be imported; nothing is shown here
+    with matplotlib.rc_context(rc):
+        yield
+
+
+@contextmanager
+def canvas(size: tuple[float, float], **settings: object) -> Iterator[MplFigure]:
+    """A figure that is drawn with these settings, see `drawing`."""
+    with drawing(**settings):
+        yield blank(size)
+
+
+def blank(size: tuple[float, float]) -> MplFigure:
+    """Returns a figure without pyplot: nothing is global, and no figure is left open."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
-    with matplotlib.rc_context(rc):
-        fig = Canvas(figsize=size)
-        FigureCanvasAgg(fig)
-        yield fig
+    fig = Canvas(figsize=size)
+    FigureCanvasAgg(fig)
+    return fig
 
 
 def write(figure: Figure, path: Path) -> Path:
@@ -124,27 +138,31 @@ SERIES = re.compile(r"series-(\d+)(-band)?")
 
 def inline(figure: Figure, own: str) -> Markup:
     """Draws a figure of one axes as part of an HTML page, without its title, which the page shows
-    itself. own: a prefix of its ids, different for each drawing of a page.
+    itself. To be called within `drawing`. own: a prefix of its ids, different for each drawing of a
+    page.
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     width, height = figure.size
     rows = -(-len(figure.legend) // columns(figure.legend, width))
     top = TOP + LEGEND_ROW * rows
-    with canvas(figure.size) as fig:
-        fig.subplots_adjust(
-            left=figure.left / width,
-            right=1 - figure.right / width,
-            bottom=figure.bottom / height,
-            top=1 - top / height,
-        )
-        figure.draw(fig)
-        ax = fig.axes[0]
-        ax.patch.set_gid("ground")
-        fig.patch.set_gid("paper")
-        text = io.StringIO()
-        fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
-        at = ax.get_position()
-        xs = ax.get_xlim()
-        ys = ax.get_ylim()
+    fig = blank(figure.size)
+    fig.subplots_adjust(
+        left=figure.left / width,
+        right=1 - figure.right / width,
+        bottom=figure.bottom / height,
+        top=1 - top / height,
+    )
+    figure.draw(fig)
+    ax = fig.axes[0]
+    ax.patch.set_gid("ground")
+    fig.patch.set_gid("paper")
+    text = io.StringIO()
+    # Not `savefig`, which draws everything twice: first to find out how wide it is.
+    FigureCanvasSVG(fig).print_svg(text, metadata=TIMELESS[".svg"])
+    at = ax.get_position()
+    xs = ax.get_xlim()
+    ys = ax.get_ylim()
     root = ET.fromstring(visible(text.getvalue()))  # no control character may stand in XML
     for parent in list(root.iter()):
         for child in list(parent):

@@ -81,6 +81,11 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
     """
+    with canvas.drawing():
+        return _rendered(runs, again)
+
+
+def _rendered(runs: Sequence[Run], again: int) -> str:
     found = groups.group(runs)
     several = len(runs) > 1
     firsts = [g.runs[0] for g in found][:RUNS]  # details are of the first seed of each group
