@@ -194,12 +194,14 @@ def said(**changes):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (said(n=21), "it reports 21 samples, but has 20"),
         (said(n=1 << 62), "samples, but has 20"),
+        (said(steps=2001), "it says it took 2001 steps; 2000 would be 100 times"),
         (said(steps=1 << 62), "steps; "),
         (said(loss=1.7e308), "loss=1.7e+308"),
         (lambda up: type(up)(x=up.x * 1e17, run=up.run), "security.max_norm: auto allows"),
     ],
-    ids=["n", "steps", "loss", "norm"],
+    ids=["one sample too many", "n", "one step too many", "steps", "loss", "norm"],
 )
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch, alone, change, reason):
     lies(monkeypatch, FedAvg, change)

@@ -25,8 +25,13 @@ from tests.server.test_io_thread import clients_of, made_io, ready
 CHANGES = {"rounds": 2, "evaluate": {"clients": "all"}, "faults": {"random": {"duplicate": 0.3}}}
 
 
-def test_a_reply_that_was_accepted_is_on_disk_before_any_message_leaves(tmp_path: Path) -> None:
-    """Of the same wake-up too: here the answer to a heartbeat that came with the reply."""
+@pytest.mark.parametrize("beats", [0, 1])
+def test_a_reply_is_on_disk_before_any_message_leaves_and_before_the_rounds_get_it(
+    tmp_path: Path, beats: int
+) -> None:
+    """Messages of the same wake-up too: here the answer to a heartbeat that came with the reply.
+    Without one nothing leaves.
+    """
     network = Inproc()
     left = list[bool]()
     transport = network.server()
@@ -38,22 +43,27 @@ def test_a_reply_that_was_accepted_is_on_disk_before_any_message_leaves(tmp_path
     clients.open((1, 0, "train"), [TaskSpec(0, [], Body([]), b"")])
     send = transport.send
 
-    def sent(conn: bytes, frames: Sequence[Any]) -> bool:
+    def on_disk() -> bool:
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-        left.append(any(payload in file for file in files))
+        return any(payload in file for file in files)
+
+    def sent(conn: bytes, frames: Sequence[Any]) -> bool:
+        left.append(on_disk())
         return send(conn, frames)
 
     io.link._send = sent
     form = [m.Field("x", "delta", len(payload), len(payload))]
     check = digest([payload])
     reply = m.Reply(run="run", inc=1, key=key, form=form, size=len(payload), check=check)
-    client.send([encode(m.Alive(run="run", inc=1))])
+    for _ in range(beats):
+        client.send([encode(m.Alive(run="run", inc=1))])
     client.send([encode(reply), payload])
     io._step(0.0)
-    assert left == [True]
+    assert left == beats * [True]
     outcome = clients.wait(0.0)
     assert outcome is not None
     assert outcome.reason == ""
+    assert on_disk()
     io.close(linger_s=0)
 
 
