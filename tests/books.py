@@ -60,12 +60,12 @@ def closed_account(row: dict[str, Any]) -> ClosedAccount:
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:
     """The accounts that are open, of all connections."""
-    return {name: a for mine in journal.book.open.values() for name, a in mine.items()}
+    return {name: a for mine in journal.book.open_accounts.values() for name, a in mine.items()}
 
 
 def left(book: Book) -> Counter[str]:
     """Bytes by direction whose rows are not written."""
-    accounts = [a for mine in book.open.values() for a in mine.values()]
+    accounts = [a for mine in book.open_accounts.values() for a in mine.values()]
     accounts += [a for bill in book.waiting.values() for a in bill if not a.written]
     found = Counter[str]()
     for a in accounts:

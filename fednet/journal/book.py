@@ -56,7 +56,7 @@ class Book:
 
     def __init__(self, by_round: bool = True) -> None:
         self.incarnation = 0
-        self.open: dict[bytes, dict[Name, Account]] = {}  # accounts by connection and name
+        self.open_accounts: dict[bytes, dict[Name, Account]] = {}  # accounts by connection and name
         # By task, the accounts of a reply that was accepted, and of what earlier servers sent.
         self.waiting: dict[Key, list[Account]] = {}
         # Tasks of `waiting` that an earlier server sent and that have no reply here yet.
@@ -79,14 +79,14 @@ class Book:
         closed = _APPLY[type(event)](self, event)
         return rows_of(closed) if closed else ()
 
-    def open_of(self, conn: bytes) -> dict[Name, Account]:
+    def open_accounts_of(self, conn: bytes) -> dict[Name, Account]:
         """The accounts that a connection has open, by name."""
-        return dict(self.open.get(conn, ()))
+        return dict(self.open_accounts.get(conn, ()))
 
     # -- bytes -------------------------------------------------------------------------------------
     def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
         for name in e.names:
-            mine = self.open.setdefault(name[0], {})
+            mine = self.open_accounts.setdefault(name[0], {})
             account = mine.get(name)
             if account is not None:
                 self._add(account, e.envelope, e.kinds, e.raw, 1)
@@ -112,7 +112,7 @@ class Book:
         return ()
 
     def _undone(self, e: Undone) -> Sequence[ClosedAccount]:
-        account = self.open.get(e.name[0], {}).get(e.name)
+        account = self.open_accounts.get(e.name[0], {}).get(e.name)
         if account is not None:
             self._add(account, e.envelope, e.kinds, e.raw, -1)
             self.crossed[account.direction] -= e.envelope + sum(e.kinds.values())
@@ -133,7 +133,7 @@ class Book:
         account.count += sign
 
     def _cut(self, e: Cut) -> Sequence[ClosedAccount]:
-        for name, account in self.open.get(e.conn, {}).items():
+        for name, account in self.open_accounts.get(e.conn, {}).items():
             if isinstance(name[3], Key):
                 account.cut = name[1] == e.out
         return ()
@@ -162,10 +162,10 @@ class Book:
     def _close(self, name: Name) -> Account | None:
         """Returns the account of that name, which is open no more; None where there was none."""
         self.forms.pop(name, None)
-        mine = self.open.get(name[0], {})
+        mine = self.open_accounts.get(name[0], {})
         account = mine.pop(name, None)
         if account is not None and not mine:
-            del self.open[name[0]]
+            del self.open_accounts[name[0]]
         return account
 
     # -- replies -----------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ class Book:
             (e.up, "up", "reply"),
         ]
         for conn, way, what in payloads:
-            if conn is None or conn not in self.open:
+            if conn is None or conn not in self.open_accounts:
                 continue
-            mine = self.open[conn]
+            mine = self.open_accounts[conn]
             names: list[Name] = [(conn, way, what, key), (conn, OTHER[way], "pull", key)]
             for name in names:
                 account = mine.pop(name, None)
@@ -189,7 +189,7 @@ class Book:
                 if self.forms:
                     self.forms.pop(name, None)
             if not mine:
-                del self.open[conn]
+                del self.open_accounts[conn]
         self.inherited.discard(key)
         if e.stored:
             self.accepted[which(key)] = e
@@ -267,8 +267,8 @@ class Book:
                 del self.useful[key]
             left += [a for accounts in self.useful.values() for a in accounts]
         left += [a for accounts in self.waiting.values() for a in accounts]
-        left += [a for mine in self.open.values() for a in mine.values()]
-        self.open = {}
+        left += [a for mine in self.open_accounts.values() for a in mine.values()]
+        self.open_accounts = {}
         self.waiting = {}
         self.useful = {}
         self.forms = {}
@@ -302,7 +302,7 @@ class Book:
             generation=generation,
             rows=rows,
             incarnation=self.incarnation,
-            open=[one for mine in self.open.values() for one in mine.items()],
+            open=[one for mine in self.open_accounts.values() for one in mine.items()],
             waiting=list(self.waiting.items()),
             inherited=sorted(self.inherited),
             useful=list(self.useful.items()),
@@ -314,9 +314,9 @@ class Book:
 
     def _snapshot(self, e: Snapshot) -> Sequence[ClosedAccount]:
         self.incarnation = e.incarnation
-        self.open = {}
+        self.open_accounts = {}
         for name, account in e.open:
-            self.open.setdefault(name[0], {})[name] = account
+            self.open_accounts.setdefault(name[0], {})[name] = account
         self.waiting = dict(e.waiting)
         self.useful = dict(e.useful)
         self.inherited = set(e.inherited)

@@ -300,7 +300,7 @@ class Link:
         round: int | None = None,
         worker: str | None = None,
     ) -> None:
-        if name in self.journal.book.open.get(name[0], ()):
+        if name in self.journal.book.open_accounts.get(name[0], ()):
             self.journal.note(AccountClosed(name, useful, reason, round, worker))
 
     # -- connections -------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Link:
         """The connection has ended; its accounts are still open. What was sent and turns out not to
         be used may not have arrived: it is `lost`, and its bytes are an upper bound.
         """
-        if conn in self.journal.book.open:
+        if conn in self.journal.book.open_accounts:
             self.journal.note(Cut(conn, self.out))
 
     def closed(
@@ -376,7 +376,7 @@ class Link:
         self.mark_cut(conn)
         self.close_counted(conn, round, worker)
         if not awaited:
-            for name in self.journal.book.open_of(conn):
+            for name in self.journal.book.open_accounts_of(conn):
                 self._close(name, reason="cut short")
 
 

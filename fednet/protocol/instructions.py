@@ -9,7 +9,9 @@ from fednet.wire import messages as m
 from fednet.wire.body import Body
 from fednet.wire.messages import Direction, Key, Message
 
-REFUSALS = 16  # that a connection is answered with
+# Of a connection's messages in a round that belong to nothing, or cannot be read, so many are
+# answered with a reason, and their payloads have rows of their own.
+MOST_STRAYS = 16
 
 
 # -- instructions: several a message, so of the kind of class that is made soonest -----------------

@@ -22,7 +22,7 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids, as_text
 from fednet.protocol.assignment import Assignment
 from fednet.protocol.instructions import (
-    REFUSALS,
+    MOST_STRAYS,
     Arrived,
     ClosePayload,
     HangUp,
@@ -100,7 +100,7 @@ class ServerProtocol:
         part: int = m.PART,  # bytes of a payload's parts, but the last
         class_names: str = "",
         # how many clients there may be, where more may join the run while it goes on
-        open: int | None = None,
+        most_clients: int | None = None,
         round: int = 0,  # the last that earlier servers of the run completed
     ) -> None:
         self.run = run
@@ -117,8 +117,8 @@ class ServerProtocol:
         self.roster = Roster(now, no_key, site_name)
         self.sites = Sites(class_names)
         self.refused = 0  # messages
-        # By connection, messages in this round that belong to nothing.
-        self.strikes: dict[bytes, int] = {}
+        # By connection, messages in this round that belong to nothing, or cannot be read.
+        self.strays: dict[bytes, int] = {}
         self._out: list[Instruction] = []
         self._welcome = welcome
         self._key_refusal = key_refusal
@@ -126,10 +126,9 @@ class ServerProtocol:
         self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
         self._layout = layout
-        self._most = max(clients, open or 0)
-        self._candidates: dict[
-            int, bytes
-        ] = {}  # ids that ask to join the run: over which connection
+        self._most = max(clients, most_clients or 0)
+        # Ids that ask to join the run while it goes on: over which connection.
+        self._applicants: dict[int, bytes] = {}
         self._explained: set[bytes] = set()  # connections that only read the configuration
         self._leaving: list[TrackedTask] = []  # tasks whose clients go away
         self._assignment = Assignment(self.roster)
@@ -152,7 +151,7 @@ class ServerProtocol:
         self.now = now
         self.begun = True
         self._cancel("the phase is over")
-        self.strikes.clear()
+        self.strays.clear()
         self.rules = rules
         self.round = round
         self.phase = phase
@@ -169,7 +168,7 @@ class ServerProtocol:
         """
         self.now = now
         if round > self.round:
-            self.strikes.clear()
+            self.strays.clear()
         self.round = round
         self._add(specs)
         return self._instructions()
@@ -212,10 +211,10 @@ class ServerProtocol:
     def turn_away(self, reason: str, now: float) -> list[Instruction]:
         """The clients that ask to join the run cannot."""
         self.now = now
-        for conn in sorted(set(self._candidates.values())):
-            self.strikes.pop(conn, None)  # by asking, for which it gets no answer
+        for conn in sorted(set(self._applicants.values())):
+            self.strays.pop(conn, None)  # by asking, for which it gets no answer
             self._refuse(conn, f"join: {reason}", "join", final=True)
-        self._candidates.clear()
+        self._applicants.clear()
         return self._instructions()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
@@ -228,7 +227,8 @@ class ServerProtocol:
         return self._instructions()
 
     # -- what is known -----------------------------------------------------------------------------
-    def open(self) -> list[TrackedTask]:
+    def open_tasks(self) -> list[TrackedTask]:
+        """Returns the tasks that are not over."""
         return [t for t in self.tasks.values() if t.status not in ENDED]
 
     def accepted_clients(self) -> list[int]:
@@ -240,14 +240,14 @@ class ServerProtocol:
         follow without a gap.
         """
         wanted = self.clients
-        while wanted in self._candidates:
+        while wanted in self._applicants:
             wanted += 1
         return wanted
 
     def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Returns a row for each open task. offset: from the server's clock to that of `since`."""
         rows: list[dict[str, object]] = []
-        for t in sorted(self.open(), key=lambda t: t.spec.client):
+        for t in sorted(self.open_tasks(), key=lambda t: t.spec.client):
             client = t.spec.client
             left = self.rules.deadline
             doing = (t.status.value, 0, 0)
@@ -310,7 +310,7 @@ class ServerProtocol:
         not joined.
         """
         self._note_refused(what, reason, self.roster.worker_of(conn), **(who or {}))
-        if self.strikes.get(conn, 0) < REFUSALS:
+        if self.strays.get(conn, 0) < MOST_STRAYS:
             self._send(conn, m.Refuse(reason=m.clean(reason), final=final, unread=unread))
 
     def _too_long(self, since: float, patience: float | None) -> bool:
@@ -355,32 +355,32 @@ class ServerProtocol:
         if self._leaving:
             self._depart()
         if stray:
-            self.strikes[conn] = self.strikes.get(conn, 0) + 1
+            self.strays[conn] = self.strays.get(conn, 0) + 1
             self._out.insert(0, Stray(stray))
         return self._instructions()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
         """A message that cannot be read: noise, or a reply that its worker sends again whenever it
-        is refused. After `REFUSALS` of these the tasks that the worker is at are refused.
+        is refused. After `MOST_STRAYS` of these the tasks that the worker is at are refused.
         """
         self.now = now
         self._refuse(conn, reason, "frame", unread=True)
-        self.strikes[conn] = self.strikes.get(conn, 0) + 1
+        self.strays[conn] = self.strays.get(conn, 0) + 1
         worker = self.roster.by_conn.get(conn)
         for t in () if worker is None else self._tasks_of(worker):
             if t.running:
-                t.unread = (t.unread + 1) % REFUSALS
+                t.unread = (t.unread + 1) % MOST_STRAYS
                 if not t.unread:
-                    unread = f"{REFUSALS} messages that cannot be read"
+                    unread = f"{MOST_STRAYS} messages that cannot be read"
                     self._refuse_task(t, f"{unread}, the last: {reason}")
         return self._instructions()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
         self.now = now
-        self.strikes.pop(conn, None)
-        for client in [i for i, asked_over in self._candidates.items() if asked_over == conn]:
-            del self._candidates[client]
+        self.strays.pop(conn, None)
+        for client in [i for i, asked_over in self._applicants.items() if asked_over == conn]:
+            del self._applicants[client]
         self.roster.joined.discard(conn)
         self._explained.discard(conn)
         worker = self.roster.by_conn.get(conn)
@@ -549,12 +549,12 @@ class ServerProtocol:
         """A worker wants clients to join the run that are not in it yet. It is refused for now, and
         asks again until they have joined.
         """
-        if any(self._candidates.get(i) != conn for i in new):
+        if any(self._applicants.get(i) != conn for i in new):
             named = {"worker": join.worker, "host": join.host, "pid": join.pid}
             self._note("asked_to_join", clients=list(new), **named)
-        self._candidates.update(dict.fromkeys(new, conn))
+        self._applicants.update(dict.fromkeys(new, conn))
         reason = f"client(s) {as_text(new)} join the run when a round ends"
-        missing = [i for i in range(self.clients, new[-1]) if i not in self._candidates]
+        missing = [i for i in range(self.clients, new[-1]) if i not in self._applicants]
         if missing:
             reason += f", once client(s) {as_text(missing)} ask to join too"
         self._send(conn, m.Refuse(reason=m.clean(f"join: {reason}.")))
@@ -647,7 +647,7 @@ class ServerProtocol:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
         # Revoked since it joined; the key may still speak for others.
         if why := self._key_refusal(worker.user, key.client):
-            self.roster.leave_out(worker, key.client, why, self.now)
+            self.roster.revoke(worker, key.client, why, self.now)
             if key.client in worker.held:  # it waits for another worker
                 self._take_back(self.tasks[key.client], TaskEvent.REVOKED, why)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
@@ -976,7 +976,7 @@ class ServerProtocol:
         t.become(following)
 
     def _cancel(self, reason: str) -> None:
-        for t in self.open():
+        for t in self.open_tasks():
             self._change(t, TaskEvent.CANCELLED, reason)
 
     # -- how long the server waits -----------------------------------------------------------------
@@ -999,7 +999,7 @@ class ServerProtocol:
         """Takes back, or drops, tasks for which the server has waited long enough."""
         self._depart()
         deadline = self.rules.deadline
-        for t in self.open():
+        for t in self.open_tasks():
             running = t.status in WITH_WORKER and t.running
             leaves = latest = math.inf
             if t.spec.leaves is not None and t.spec.leaves.at is not None:

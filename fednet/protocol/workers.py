@@ -44,7 +44,7 @@ class ClientProcess:
     state: WorkerState = WorkerState.AWAY
     prepared: bool = False  # its data and model are in place, for this connection
     # clients that it hosted until their key was revoked or expired
-    left_out: frozenset[int] = frozenset()
+    revoked: frozenset[int] = frozenset()
     # clients whose newest state is not at this process, which so cannot do their tasks
     lacks: set[int] = field(default_factory=set)
     # clients whose tasks go to other workers, since this one is away
@@ -77,7 +77,7 @@ class ClientProcess:
         """The fields by which the run's events name this worker. One that hosts nobody any more is
         named by the clients that it hosted.
         """
-        ids = sorted(self.ids or self.left_out)
+        ids = sorted(self.ids or self.revoked)
         who = {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
         return {**who, "site": self.site} if self.site else who
 
@@ -227,7 +227,7 @@ class Roster:
         worker.prepared = False
         worker.conn = conn
         worker.ids = ids
-        worker.left_out = frozenset()
+        worker.revoked = frozenset()
         worker.heard = worker.joined_at = now
         worker.gone_at = None
         worker.slots = min(join.slots, SLOTS)
@@ -281,12 +281,12 @@ class Roster:
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
 
-    def leave_out(self, worker: ClientProcess, client: int, why: str, now: float) -> None:
+    def revoke(self, worker: ClientProcess, client: int, why: str, now: float) -> None:
         """The worker no longer hosts this client, since its key may not speak for it. why: such as
         "key expired".
         """
         worker.ids -= {client}
-        worker.left_out |= {client}
+        worker.revoked |= {client}
         self._absent[client] = why, copy(worker)
         self._lost_at[client] = now
         self._changes(worker)

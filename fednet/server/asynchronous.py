@@ -87,7 +87,7 @@ class Updates(Rounds):
     def end(self) -> None:
         self.clients.cancel("the run ends")
         self.exchanges.record_verdict(self.tasks.values(), LEFT_OUT)
-        self.clients.discard()
+        self.clients.discard_all()
         super().end()
 
     # -- what an earlier server left ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The clients as the rounds see them: the one way from a run's steps to its input and output.
 
     open, add, cancel   send tasks, and cancel them
-    wait, discard       return the next task that is over, or drop all that are
+    wait, discard       return the next task that is over, or drop one that came too late
     verdict             records which replies were useful
     end                 ends a round, and returns the sums of its bytes
 
@@ -140,12 +140,12 @@ class Clients:
         """Whether `wait` would return a task at once."""
         return bool(self.io.outcomes)
 
-    def discard(self) -> None:
+    def discard_all(self) -> None:
         """Nobody waits any more for what is over until now."""
         while self.io.outcomes:
-            self.leave_out(self.io.outcomes.popleft())
+            self.discard(self.io.outcomes.popleft())
 
-    def leave_out(self, outcome: Outcome) -> None:
+    def discard(self, outcome: Outcome) -> None:
         """The outcome came after its exchange was over."""
         if outcome.reply is not None:
             outcome.reply.let_go()
@@ -332,6 +332,6 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         declared=form_check(experiment),
         rules=patience(config, endpoint.pump is not None, endpoint.wide),
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
-        open=config.round.open if endpoint.alone else None,
+        most_clients=config.round.open if endpoint.alone else None,
         round=0 if records.resumed is None else records.resumed.progress.round,
     )

@@ -362,7 +362,7 @@ class Exchanges:
             self._note_dropped(exchange, late)
         if under_way:
             self.clients.cancel(under_way)
-        self.clients.discard()
+        self.clients.discard_all()
 
     def _note_dropped(self, exchange: OpenExchange, client: int) -> None:
         """Raises CannotGoOn where the client could not do its task and the configuration says to

@@ -100,7 +100,7 @@ class FaultyServerProtocol(ServerProtocol):
 
     def _expire(self) -> None:
         super()._expire()
-        for t in self.open():
+        for t in self.open_tasks():
             lost = _spec(t).lost
             running = t.status in WITH_WORKER and t.running
             if lost and running and self._too_long(t.heard, self.rules.closed):

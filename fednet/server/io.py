@@ -29,7 +29,7 @@ from fednet.journal.events import Accepted
 from fednet.journal.link import NOBODY, Incoming, Link
 from fednet.plain import JsonDict
 from fednet.protocol.instructions import (
-    REFUSALS,
+    MOST_STRAYS,
     Arrived,
     ClosePayload,
     HangUp,
@@ -289,7 +289,7 @@ class ServerIO:
         self.inbox.close()
         self._send_all()
         # Accounts that wait for a verdict stay: a resumed run uses their replies.
-        for conn in list(self.journal.book.open):
+        for conn in list(self.journal.book.open_accounts):
             self.link.closed(conn, awaited=not over)
         self.journal.flush()
         self.transport.close(linger_s)
@@ -436,7 +436,7 @@ class ServerIO:
             if key is not None and (
                 stray == "refused"
                 or key.round > self.protocol.round
-                or self.protocol.strikes.get(conn, 0) > REFUSALS
+                or self.protocol.strays.get(conn, 0) > MOST_STRAYS
             ):
                 self.link.refused(conn, event.frames)
             else:

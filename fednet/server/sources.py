@@ -140,7 +140,7 @@ class RealTime:
             key.purpose,
         )
         if task is None or not theirs or task.over:
-            self.clients.leave_out(outcome)  # of a task that has ended already
+            self.clients.discard(outcome)  # of a task that has ended already
             return None
         task.reply = outcome.reply
         task.reason = outcome.reason

@@ -24,7 +24,7 @@ from fednet.experiment import build as experiment
 from fednet.experiment.evaluations import EVALUATED_MODELS, EvaluationReply
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.protocol.instructions import REFUSALS
+from fednet.protocol.instructions import MOST_STRAYS
 from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
 from fednet.server.watch import Hosting
@@ -123,7 +123,7 @@ def before_a_join(address: str) -> Mallory:
         mallory.frames(*frames)
         # One after the other: the server disconnects a peer that sends too many. And it answers
         # so many of a stranger's messages.
-        mallory.listen(lambda: len(mallory.refusals()) > min(n, REFUSALS - 1))  # noqa: B023
+        mallory.listen(lambda: len(mallory.refusals()) > min(n, MOST_STRAYS - 1))  # noqa: B023
     return mallory
 
 

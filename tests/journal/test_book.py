@@ -228,7 +228,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
     fold([Over(2)], book)
     found = book.taken.useful
     assert {way: sum(kinds.values()) for way, kinds in found.items()} == nbytes
-    assert (book.open, book.waiting) == ({}, {})
+    assert (book.open_accounts, book.waiting) == ({}, {})
 
 
 def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_it_in_time() -> None:

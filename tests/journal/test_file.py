@@ -203,7 +203,7 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
     journal.close()
     later = Journal([].append, file=JournalFile(path))
     later.recall()
-    clients = {account.client for account in later.book.open[b"conn"].values()}
+    clients = {account.client for account in later.book.open_accounts[b"conn"].values()}
     assert clients == set(range(0, 200, 10))
     assert len(rows) == 180
     later.close()
@@ -232,7 +232,7 @@ def test_a_crash_as_the_file_is_written_anew_loses_nothing(
     monkeypatch.undo()
     later = Journal([].append, file=JournalFile(path))
     later.recall()
-    assert len(later.book.open[b"conn"]) == 3
+    assert len(later.book.open_accounts[b"conn"]) == 3
     (reply,) = later.book.accepted.values()
     assert bytes(later.payload(reply)) == b"payload"
 

@@ -89,7 +89,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
     assert wanted.items() <= reply_row.items()
     wanted = {"type": "pull", "direction": "down", "round": 2, "useful": True}
     assert wanted.items() <= pull_row.items()
-    assert ends.server.journal.book.open == {}
+    assert ends.server.journal.book.open_accounts == {}
     assert ends.server.journal.book.forms == {}
 
 
@@ -144,7 +144,7 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     assert sorted(
         (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
     ) == [("down", 5, False, True), ("up", 5, False, False), ("up", 6, False, False)]
-    assert ends.server.journal.book.open == {}
+    assert ends.server.journal.book.open_accounts == {}
 
 
 @settings(deadline=None)
@@ -490,7 +490,7 @@ def test_whatever_crosses_is_counted_in_the_row_that_it_belongs_to_at_each_end(o
     assert found(ends.up_rows) == crossings.client.rows
     for link in (ends.server, ends.client):
         book = link.journal.book
-        assert (book.open, book.waiting, book.forms) == ({}, {}, {})
+        assert (book.open_accounts, book.waiting, book.forms) == ({}, {}, {})
     for row in each(ends.down_rows + ends.up_rows):
         assert row["bytes"] == row["envelope"] + sum(row["kinds"].values())
         assert not (row["useful"] and row.get("lost"))

@@ -120,7 +120,7 @@ def test_a_phase_with_an_honest_worker_ends_whatever_others_send(said):
         work()
         net.settle()
     for _ in range(400):
-        if not net.server.open():
+        if not net.server.open_tasks():
             break
         net.pass_time(1.0)
         net.settle()

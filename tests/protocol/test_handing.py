@@ -25,7 +25,7 @@ def idle(one: ServerProtocol) -> list[tuple[int, str]]:
     free = [x for x in one.roster.workers.values() if x.ready and len(x.queue) < x.slots]
     return [
         (t.spec.client, x.name)
-        for t in one.open()
+        for t in one.open_tasks()
         if t.status is TaskState.WAITING and not t.spec.bound
         for x in free
         if t.spec.client in x.ids and x.name not in t.refused_by and t.spec.client not in x.lacks
@@ -70,10 +70,10 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
         do(one.begin(round, 0, "train", specs, rules, now))
 
     def add() -> None:
-        at_work = {t.spec.client for t in one.open()}
+        at_work = {t.spec.client for t in one.open_tasks()}
         some = [c for c in draw.sample(range(CLIENTS), 3) if c not in at_work]
         do(one.add(round, [spec(c) for c in some], now))
-        assert len({t.key for t in one.open()}) == len(at_work) + len(some)
+        assert len({t.key for t in one.open_tasks()}) == len(at_work) + len(some)
 
     def answer() -> None:
         if not handed:
@@ -94,7 +94,7 @@ def test_no_worker_is_idle_that_could_do_a_waiting_task_and_none_has_more_than_o
     def cancel() -> None:
         if draw.random() < 0.2:
             do(one.cancel("enough", now))
-            assert one.open() == []
+            assert one.open_tasks() == []
 
     def fail() -> None:
         if handed:
@@ -146,7 +146,7 @@ def test_a_clients_second_task_of_a_round_is_another_attempt():
         key = m.Key(1, 0, attempt, 0)
         say(one, b"0", m.Reply(run="r", inc=1, key=key, form=form(3), size=3), 0.0, BODY)
         one.accept(key, 0.0)
-        assert [t.spec.client for t in one.open()] == [1]
+        assert [t.spec.client for t in one.open_tasks()] == [1]
         one.add(1, [spec(0)], 0.0)
         assert one.tasks[0].key == m.Key(1, 0, attempt + 1, 0)
 

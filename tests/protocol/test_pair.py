@@ -146,7 +146,7 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     for book, came in ((net.rows, 16), (site.rows, 32)):
         sent = [(row["useful"], row["kinds"]) for row in rows(book, "reply")]
         assert sent == [(False, {"delta": came}), (True, {"delta": 60})]
-    assert net.journal.book.open == site.journal.book.open == {}
+    assert net.journal.book.open_accounts == site.journal.book.open_accounts == {}
 
 
 def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
@@ -271,7 +271,7 @@ class Federation(RuleBasedStateMachine):
         self.net.begin(list(self.specs.values()), self.rules, self.round)
 
     def over(self):
-        return not self.net.server.open()
+        return not self.net.server.open_tasks()
 
     # -- what happens ------------------------------------------------------------------------------
     @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), n=st.integers(1, 6))
@@ -295,7 +295,7 @@ class Federation(RuleBasedStateMachine):
             if site.conn and site.protocol.state is ClientState.READY and not site.hushed:
                 for key in site.given:
                     assert (tasks[key.client].key, tasks[key.client].worker) == (key, site.name)
-                for t in self.net.server.open():
+                for t in self.net.server.open_tasks():
                     if t.worker == site.name and t.status in WITH_WORKER:
                         assert t.status is TaskState.HANDED
                         assert site.protocol.task_state(t.key) is ClientTaskState.WORKING
@@ -455,7 +455,7 @@ class Federation(RuleBasedStateMachine):
         server = self.net.server
         assert idle(server) == []
         workers = server.roster.workers
-        for t in server.open():
+        for t in server.open_tasks():
             if t.status in WITH_WORKER:
                 worker = workers[t.worker]
                 assert worker.state is not WorkerState.SILENT

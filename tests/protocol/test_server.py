@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fednet.errors import RemoteProtocolError
 from fednet.protocol import workers
 from fednet.protocol.instructions import (
-    REFUSALS,
+    MOST_STRAYS,
     Arrived,
     ClosePayload,
     HangUp,
@@ -180,7 +180,7 @@ def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(
 
 
 def test_clients_ask_to_join_an_open_run_until_it_has_as_many_as_it_may():
-    s = server(4, open=7, key_refusal=lambda user, client: "revoked" if client == 6 else "")
+    s = server(4, most_clients=7, key_refusal=lambda user, client: "revoked" if client == 6 else "")
 
     def ask(conn, *ids) -> tuple:
         """(what the event says, the reason that is sent, whether it is final)"""
@@ -206,7 +206,7 @@ def test_clients_ask_to_join_an_open_run_until_it_has_as_many_as_it_may():
     # One that has gone asks no more.
     s.closed(b"9", 1.0)
     assert s.clients_wanted() == 5
-    for _ in range(REFUSALS):
+    for _ in range(MOST_STRAYS):
         ask(b"4", 0, 4)
     out = s.turn_away("because", 1.0)
     assert [(i.conn, i.message.reason, i.message.final) for i in of(out, Send)] == [
@@ -297,37 +297,37 @@ def test_peer_is_told_of_its_first_refusals_in_each_round():
     s = server()
 
     def told() -> int:
-        noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS + 5)]
+        noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(MOST_STRAYS + 5)]
         return sum(len(sent(out, m.Refuse)) for out in noise)
 
-    assert told() == REFUSALS
+    assert told() == MOST_STRAYS
     s.begin(1, 0, "train", [], Rules(), 0.0)
-    assert told() == REFUSALS
+    assert told() == MOST_STRAYS
     s.add(1, [], 0.0)
     assert told() == 0
     s.add(2, [], 0.0)
-    assert told() == REFUSALS
+    assert told() == MOST_STRAYS
     s.closed(b"1", 0.0)
-    assert s.strikes == {}
+    assert s.strays == {}
 
 
 def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
     s = begun()
     dropped = []
-    for _ in range(REFUSALS * TRIES):
+    for _ in range(MOST_STRAYS * TRIES):
         assert not dropped
         dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
     (over,) = dropped
     assert over.key.client == 0
     assert over.reason == (
-        f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
+        f"refused: {MOST_STRAYS} messages that cannot be read, the last: reply: state: no digest"
     )
 
 
 def test_of_messages_that_cannot_be_read_only_the_task_suffers_that_its_worker_is_at():
     s = begun([spec(0, cost=2), spec(1, cost=1), spec(2)])
     assert s.roster.workers["w"].queue == [0, 1]
-    noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(REFUSALS)]
+    noise = [s.undecodable(b"1", "noise", 0.0) for _ in range(MOST_STRAYS)]
     notes = [n.fields for out in noise for n in of(out, Note)]
     assert [fields["client"] for fields in notes if fields["what"] == "reply"] == [0]
 
@@ -1119,7 +1119,7 @@ def test_more_tasks_go_out_under_their_own_round_beside_those_under_way():
     out = s.add(2, [spec(0, round=2), spec(2, round=2)], 1.0)
     assert [t.key for t in sent(out, m.Task)] == [key(0, round=2), key(2, round=2)]
     assert sent(out, m.Cancel) == []
-    assert {t.spec.client for t in s.open()} == {0, 1, 2}
+    assert {t.spec.client for t in s.open_tasks()} == {0, 1, 2}
     # A reply to a task after which its client has another is stray; one of an earlier round counts.
     out = replies(s, b"1", 0, 2.0)
     assert isinstance(out[0], Stray)

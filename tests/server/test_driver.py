@@ -107,7 +107,7 @@ class Box:
     def __init__(self, *outcomes):
         self.outcomes = deque(outcomes)
         self.of_no_use = []
-        self.leave_out = self.of_no_use.append
+        self.discard = self.of_no_use.append
         self.watch = SimpleNamespace(check=lambda: None)
 
     def wait(self, timeout_s):

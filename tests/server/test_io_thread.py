@@ -622,7 +622,7 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     outcome = clients.wait(0.0)
     assert outcome.key == key
     assert outcome.reply.held == 23
-    clients.leave_out(outcome)
+    clients.discard(outcome)
     assert outcome.reply.payload is None
     assert not any(io.inbox._memory._held.values())
     ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from fednet import descriptors
-from fednet.protocol.instructions import REFUSALS
+from fednet.protocol.instructions import MOST_STRAYS
 from fednet.server import io as server_io
 from fednet.server.events import PEERS, Rate
 from fednet.transport import keys
@@ -116,12 +116,12 @@ def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_sh
     peer = client(0)
     before = len(rows)
     part = m.Part(run="run", inc=1, key=m.Key(io.protocol.round, 0, 0, 0), index=0)
-    for _ in range(REFUSALS + 7):
+    for _ in range(MOST_STRAYS + 7):
         peer.send([encode(part), b"body"])
     io._step(0.0)
     io.link.close_counted(peer.conn)
     came = [(r["type"], r.get("count")) for r in rows[before:] if r["direction"] == "up"]
-    assert came == [("reply", None)] * REFUSALS + [("refused", 7)]
+    assert came == [("reply", None)] * MOST_STRAYS + [("refused", 7)]
 
 
 BEAT = encode(m.Alive(run="run", inc=1))
