@@ -25,10 +25,10 @@ from fednet.algorithms.state import State, fingerprints, leaves
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, error_text
-from fednet.server.exchange import OpenExchange
 from fednet.server.exchanges import Exchanges
 from fednet.server.guards import at_most, guards_of, guards_with
 from fednet.server.inbox import ReceivedReply
+from fednet.server.open_round import OpenExchange
 from fednet.wire.codec import cut
 from fednet.wire.payload import Payload, run_of, tensors_of
 

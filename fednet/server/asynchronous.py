@@ -25,10 +25,10 @@ from fednet.journal.book import LEFT_OUT
 from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import UnderWay
 from fednet.server.checkpoint import SentDown
-from fednet.server.exchange import OpenExchange, OpenRound, RunState
 from fednet.server.exchanges import Exchanges
 from fednet.server.faults import Replay
-from fednet.server.faulty import FaultySpec
+from fednet.server.faulty_protocol import FaultySpec
+from fednet.server.open_round import OpenExchange, OpenRound, RunState
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, RecordedUpdates
 from fednet.server.sources import POLL_S, AskedClient, RealTime, ScheduleEvent, SimulatedTime

@@ -36,7 +36,7 @@ from fednet.protocol.workers import Sites
 from fednet.records import reading
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
-from fednet.server.faulty import FaultyServerProtocol
+from fednet.server.faulty_protocol import FaultyServerProtocol
 from fednet.server.growth import grow_state, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
 from fednet.server.io import Outcome, ServerIO

@@ -14,7 +14,7 @@ from fednet.server.schedule import Schedule
 from fednet.server.sources import ScheduleEvent, Source, collect
 
 if TYPE_CHECKING:
-    from fednet.server.exchange import OpenRound
+    from fednet.server.open_round import OpenRound
 
 
 class Engine(Protocol):

@@ -22,9 +22,9 @@ from fednet.records import Client, Round
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import equal_weights
 from fednet.server import exports
-from fednet.server.evaluated import evaluated_clients, evaluation_due
-from fednet.server.exchange import OpenRound, RunState
+from fednet.server.client_evaluation import evaluated_clients, evaluation_due
 from fednet.server.guards import lower_counts, share_of_one
+from fednet.server.open_round import OpenRound, RunState
 from fednet.tensors import combine
 from fednet.training import metrics
 from fednet.training.evaluation import Counts

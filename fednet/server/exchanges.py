@@ -29,14 +29,14 @@ from fednet.experiment.evaluations import EvaluationReply
 from fednet.ids import as_text
 from fednet.journal.book import LEFT_OUT
 from fednet.protocol.tasks import LEFT, STATE_LOST, Leaves, end_of
+from fednet.server.client_evaluation import counts_by_model, evaluated_clients, evaluation_due
 from fednet.server.clients import Clients
 from fednet.server.clock import task_bytes
 from fednet.server.conditions import Conditions
-from fednet.server.evaluated import counts_by_model, evaluated_clients, evaluation_due
-from fednet.server.exchange import OpenExchange, RunState
 from fednet.server.faults import drops
-from fednet.server.faulty import FaultySpec
+from fednet.server.faulty_protocol import FaultySpec
 from fednet.server.inbox import ReceivedReply, evaluation_in
+from fednet.server.open_round import OpenExchange, RunState
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
 from fednet.server.setup import Setup

@@ -17,10 +17,10 @@ from fednet.experiment.rundir import log_to, resume_hint
 from fednet.files import write_json
 from fednet.ids import as_text
 from fednet.records import Summary, reading
+from fednet.server.client_evaluation import evaluated_clients
 from fednet.server.clients import connect_clients
 from fednet.server.conditions import Conditions
 from fednet.server.endpoint import Endpoint
-from fednet.server.evaluated import evaluated_clients
 from fednet.server.exchanges import Exchanges
 from fednet.server.records import Records
 from fednet.server.rounds import Rounds

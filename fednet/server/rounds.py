@@ -40,9 +40,9 @@ from fednet.server.aggregation import Aggregation, filling
 from fednet.server.conditions import Conditions
 from fednet.server.driver import drive
 from fednet.server.evaluation import Evaluator
-from fednet.server.exchange import OpenExchange, OpenRound, RunState
 from fednet.server.exchanges import Exchanges
 from fednet.server.inbox import ReceivedReply
+from fednet.server.open_round import OpenExchange, OpenRound, RunState
 from fednet.server.resources import Resources
 from fednet.server.rows import on_disk
 from fednet.server.schedule import Schedule
@@ -66,7 +66,7 @@ class Rounds:
 
     def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
         self.exchanges = exchanges
-        self.how = how
+        self.callback = how.callback
         self.display = how.display
         self.setup = exchanges.setup
         self.conditions = exchanges.conditions
@@ -518,7 +518,6 @@ class Rounds:
     def _show(self, round: OpenRound) -> None:
         """Shows the record, and in sentences who lost its state, failed, or began again."""
         name = f"round {round.number}"
-        how = self.how
         self.display.round_done(round.record)
         for client, reason in sorted(round.dropped.items()):
             if reason.startswith(STATE_LOST):
@@ -537,8 +536,8 @@ class Rounds:
             text = f"client(s) {as_text(again)} had lost their state and began again"
             self.display.note(f"{name}: {text}")
         self.tracker.round(round.record)
-        if how.callback is not None:
-            how.callback(round.record)
+        if self.callback is not None:
+            self.callback(round.record)
 
     # -- saving ------------------------------------------------------------------------------------
     def save(self, lines: dict[str, list[JsonDict]] | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from fednet.server.clock import reply_bytes
-from fednet.server.faulty import FaultySpec
+from fednet.server.faulty_protocol import FaultySpec
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Schedule
 

@@ -17,7 +17,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports, inbox
-from fednet.server.evaluated import evaluated_clients
+from fednet.server.client_evaluation import evaluated_clients
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 from fednet.training.hosts import ClientHost

@@ -11,7 +11,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import build, privacy
 from fednet.experiment.selection import cohort
 from fednet.robust.attacks import malicious
-from fednet.server.evaluated import evaluated_clients
+from fednet.server.client_evaluation import evaluated_clients
 from tests.rooms import hashes, lines, merged, processes, run, small, summary
 
 # ceil(0.3 * 5) = 2 clients are held out, and the other three train in each round.

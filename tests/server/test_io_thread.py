@@ -24,7 +24,7 @@ from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.server import io as server_io
 from fednet.server.clients import Clients, DataSizes
 from fednet.server.events import Events
-from fednet.server.faulty import FaultyServerProtocol, FaultySpec
+from fednet.server.faulty_protocol import FaultyServerProtocol, FaultySpec
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels
 from fednet.server.io import ServerIO
 from fednet.server.watch import Hosting, Watch

@@ -14,8 +14,8 @@ from fednet.records import Round
 from fednet.records.manifest import read_manifest
 from fednet.server.asynchronous import Updates
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.exchange import OpenRound
 from fednet.server.inbox import Inbox
+from fednet.server.open_round import OpenRound
 from tests.books import read_book
 from tests.chaos.test_books import agree
 from tests.processes import lines

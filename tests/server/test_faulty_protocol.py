@@ -11,7 +11,7 @@ from fednet.protocol.instructions import ClosePayload, Note, Resolved, Store
 from fednet.protocol.server import BUDGET
 from fednet.protocol.tasks import Rules
 from fednet.protocol.transfers import WINDOW
-from fednet.server.faulty import FaultyServerProtocol, FaultySpec
+from fednet.server.faulty_protocol import FaultyServerProtocol, FaultySpec
 from fednet.wire import messages as m
 from fednet.wire.body import Body
 from tests.protocol.net import form

@@ -14,7 +14,7 @@ from fednet.journal.book import Kinds
 from fednet.plain import JsonDict
 from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
-from fednet.server.faulty import FaultySpec
+from fednet.server.faulty_protocol import FaultySpec
 from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Cohort
 from fednet.server.sources import AskedClient
