@@ -61,7 +61,7 @@ def beside_kernel(fed: Federation, *servers: int) -> list[tuple[dict[str, int], 
 
 def sent_task(directory: Path) -> bool:
     """Whether the server has sent the payload of a task, or is about to."""
-    accounts = read_book(directory).open.values()
+    accounts = read_book(directory).open_accounts.values()
     return any(a.type == "task" and a.kinds for mine in accounts for a in mine.values())
 
 

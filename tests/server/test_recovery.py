@@ -59,7 +59,7 @@ def test_a_task_under_way_at_a_stop_is_open_in_the_journal_and_has_no_row(
 ) -> None:
     directory, tasks = stopped_under_way(tmp_path, monkeypatch)
     assert rows_of(directory, tasks) == []
-    accounts = [a for mine in read_book(directory).open.values() for a in mine.values()]
+    accounts = [a for mine in read_book(directory).open_accounts.values() for a in mine.values()]
     assert tasks & {(a.round, a.client) for a in accounts if a.type == "task"}
 
 
