@@ -78,7 +78,7 @@ def run(
     with plain_mode(), start.open_directory(chosen, folder, resume) as (own, directory, finished):
         if not finished:
             with start.refusable(directory), display:
-                start.run_in_process(own, directory, how)
+                start.run_in_process(own, directory, how, workers)
         if not finished or not (directory / "report.html").exists():
             report(directory, display)
     return open_run(directory)

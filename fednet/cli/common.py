@@ -109,8 +109,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--workers": {
         "type": values.at_least_one,
         "metavar": "W",
-        "help": "worker processes of a run [one per visible GPU, else one per core, at most one "
-        "per client]",
+        "help": "worker processes of a run, with --in-process threads [one per visible GPU, else "
+        "one per core, at most one per client]",
     },
     "--in-process": {
         "action": "store_true",

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     common_arguments(parser, RESUMED)
     run_arguments(parser)
-    placed = parser.add_mutually_exclusive_group()
-    add_flags(placed, "--workers", "--in-process")
+    add_flags(parser, "--workers", "--in-process")
     parser.add_argument(
         "--check",
         action="store_true",

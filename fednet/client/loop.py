@@ -5,6 +5,7 @@ the protocol and the book; each slot has a thread that trains, in which a task i
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -199,7 +200,7 @@ class ClientLoop:
         faults: bool = False,  # planned faults are acted out
         devices: Sequence[str] = ("cpu",),
         gpu_share: float = 1.0,  # of a GPU that this process may use
-        most: int = 1,  # clients of this process
+        most: int = 1,  # tasks that may ever run at once on a device
     ) -> None:
         self.protocol = protocol
         self.transport = transport
@@ -521,7 +522,7 @@ class ClientLoop:
     # -- in the thread of a slot -------------------------------------------------------------------
     def _later(self, call: Callable[[], None]) -> None:
         """Makes the thread of the loop make this call; any thread may call it."""
-        self._calls.put(call)
+        self.slots.leave(partial(self._calls.put, call))
         if not self._inline:
             self.transport.wake()
 
@@ -573,8 +574,15 @@ class ClientLoop:
         """Does a task."""
         task = given.task
         key = task.key
+        since = time.monotonic()
+        step_s = math.inf
 
         def step(stage: str, done: int, of: int) -> None:
+            nonlocal since, step_s
+            if stage == "training" and done:
+                step_s = min(step_s, (time.monotonic() - since) / done)
+            else:
+                since = time.monotonic()
             self.protocol.doing[key.client] = (stage, done, of)
             if self._wanted.get(key) is not given:
                 raise TaskCancelled(f"task of client {key.client} in round {key.round}")
@@ -585,6 +593,8 @@ class ClientLoop:
                 self._warned_of_faults = True
                 log.warning("the server plans faults for this client; without --faults none occurs")
             self._finish(given, self.slots.run(device, partial(work, step), worker.device.forget))
+            if step_s < math.inf and self.slots.trained(device, step_s):
+                worker.device.forget_scratch()
             return
         faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
         began = time.monotonic()
@@ -601,7 +611,7 @@ class ClientLoop:
 
     def _finish(self, given: p.DoTask, finished: p.FinishedTask) -> None:
         """Leaves what a task came to for the thread of the loop."""
-        self._finished.put((given, finished))
+        self.slots.leave(partial(self._finished.put, (given, finished)))
         if not self._inline:
             self.transport.wake()
 

@@ -1,9 +1,11 @@
 """The slots of a client process: how many tasks run on a device at once, and the threads that run
 them.
 
-The first task on a device runs alone. Its peak shows how much memory a task needs, and from then on
-as many run at once as fit. With `train.pack` as many are begun as are trained together, in one
-thread (`packs`).
+The first task on a GPU runs alone. Its peak shows how much memory a task needs, and from then on as
+many run at once as fit. With `train.pack` as many are begun as are trained together, in one thread
+(`packs`). A client process trains one client at a time on a processor. Where the server is in the
+process too, the first tasks run in its thread, and show how long a step of training takes; unless
+steps are short, the next tasks run in several threads.
 Whenever a task runs out of memory, one less runs at once. A task without a slot waits. One that ran
 out of memory is done again from its start, with the same bits; it fails only if it ran out of
 memory alone, again and again.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +32,14 @@ MAX_TASKS = (
     16  # tasks on a device at once: more threads of a Python process only wait for each other
 )
 MEASURED = ("cuda",)  # kinds of devices whose memory is measured
+TIMED = 3  # trainings that are timed before there are threads on a processor
+# A step of training has to take so long. Threads hand Python's lock to one another at each
+# operation of torch: with steps of 0.5 to 1.5 ms, two took 15 to 35 % longer than one, and with
+# steps of 5 ms a third less. (Under `seeds.scope`, as with dropout, one thread trains at a time.)
+STEP_S = 0.002
+# Tasks for each thread, until the server's thread goes on and takes all their replies. It would
+# only take Python's lock from theirs before: a fifth more processor time.
+AHEAD = 2
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
@@ -46,6 +56,13 @@ class NoRoom(FednetError):
         alone = " for this client alone" if again_s is None else ""
         super().__init__(f"there is not enough memory on {device}{alone}")
         self.again_s = again_s
+
+
+def at_hand(threads: int) -> int:
+    """Returns the slots that a server in this process is told of, for so many threads. It hands out
+    one task more: so `AHEAD` for each thread.
+    """
+    return 1 if threads == 1 else AHEAD * threads - 1
 
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -65,11 +82,27 @@ class _Device:
     """Where clients are trained together."""
     failures: int = 0
     """How often in a row a task ran out of memory while it was alone."""
+    most: int = MAX_TASKS
+    """Threads at most."""
+    alone: bool = False
+    """Whether one thread does its tasks, whatever the limit."""
 
     @property
     def wanted(self) -> int:
         """How many threads do its tasks."""
-        return self.limit if self.packs is None else 1
+        if self.alone or self.packs is not None:
+            return 1
+        return min(self.limit, self.most)
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A call that a thread makes, and what it leaves for the caller of `work_inline`."""
+
+    call: DeviceCall
+    left: list[Callable[[], None]] = field(default_factory=list)
+    error: BaseException | None = None
+    made: threading.Event = field(default_factory=threading.Event)
 
 
 class SlotPool:
@@ -80,28 +113,31 @@ class SlotPool:
     def __init__(
         self,
         devices: Sequence[str],
-        most: int,  # clients that this process hosts
+        most: int,  # tasks that may ever run at once on a device
         *,
         gpu_share: float = 1.0,  # of a GPU's memory, where other processes are known to use it too
-        # the calls are made while the caller is in `work_inline`, by itself or, if there is more
-        # than one slot, by threads: they would only take Python's lock from it.
+        # the calls are made while the caller is in `work_inline`, by itself or by threads
         inline: bool = False,
         # called when the number of tasks that may run at once changes
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._devices = [_Device(name) for name in devices]
         self._most = max(1, min(most, MAX_TASKS))
+        if inline:
+            for device in self._devices:
+                device.limit = at_hand(self._most)
+                device.most = self._most
+                device.alone = True
         self._gpu_share = gpu_share
         self._inline = inline
         self._changed = changed
         self._calls: queue.SimpleQueue[DeviceCall | None] = queue.SimpleQueue()
-        self._unfinished = 0  # calls
-        self._may_work = threading.Event()
-        if not inline:
-            self._may_work.set()
+        # What the threads make: the calls, but inline only while the caller waits for them.
+        self._due = queue.SimpleQueue[DeviceCall | None]() if inline else self._calls
+        self._own = threading.local()  # a thread's turn
+        self._steps_s: list[float] = []  # of the trainings that are timed
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._finished = threading.Condition(self._lock)  # notified when all calls are done
         self._start_threads()
 
     @property
@@ -128,30 +164,53 @@ class SlotPool:
 
     # -- calls -------------------------------------------------------------------------------------
     def put(self, calls: Sequence[DeviceCall]) -> None:
-        with self._lock:
-            self._unfinished += len(calls)
         for call in calls:
             self._calls.put(call)
 
     def work_inline(self) -> bool:
-        """Makes the next call; if there are threads, waits until they have made all. Returns
-        whether there was any.
+        """Makes the next call; if there are threads, has them make all calls, and then does what
+        these have left, in the order of the calls. Returns whether there was any. Raises what a
+        call raised.
         """
-        if not self._unfinished:
-            return False
         if not self._threads:
+            if self._calls.empty():
+                return False
             self._do(self._calls.get(), 0)
             return True
-        self._may_work.set()
-        with self._lock:
-            self._finished.wait_for(lambda: not self._unfinished)
-        self._may_work.clear()
-        return True
+        turns: list[_Turn] = []
+        while not self._calls.empty():
+            call = self._calls.get()
+            assert call is not None
+            turns.append(_Turn(call))
+            self._due.put(partial(self._take_turn, turns[-1]))
+        for turn in turns:
+            turn.made.wait()
+        for turn in turns:
+            for done in turn.left:
+                done()
+            if turn.error is not None:
+                raise turn.error
+        return bool(turns)
+
+    def leave(self, done: Callable[[], None]) -> None:
+        """Does what a call leaves for the thread that put it: at once, or when it is its turn."""
+        turn: _Turn | None = getattr(self._own, "turn", None)
+        if turn is None:
+            done()
+        else:
+            turn.left.append(done)
+
+    def _take_turn(self, turn: _Turn, number: int) -> None:
+        self._own.turn = turn
+        try:
+            turn.call(number)
+        except BaseException as broken:  # raised again in `work_inline`
+            turn.error = broken
+        turn.made.set()
 
     def close(self) -> None:
-        self._may_work.set()
         for _ in self._threads:
-            self._calls.put(None)
+            self._due.put(None)
         # The interpreter must not end while a thread runs code of torch.
         for thread in self._threads:
             thread.join(10.0)
@@ -173,8 +232,7 @@ class SlotPool:
     def _serve(self, number: int) -> None:
         """Makes calls, until there are more threads than slots."""
         device = self._devices[number]
-        while (call := self._calls.get()) is not None:
-            self._may_work.wait()
+        while (call := self._due.get()) is not None:
             determinism.set_thread()
             self._do(call, number)
             del call  # and the payload it came with
@@ -188,18 +246,9 @@ class SlotPool:
         if call is None:
             return
         if packs is None:
-            self._make(call, number)
-        else:
-            packs.work(partial(self._make, call, number), partial(self._next_call, number))
-
-    def _make(self, call: DeviceCall, number: int) -> None:
-        try:
             call(number)
-        finally:
-            with self._lock:
-                self._unfinished -= 1
-                if not self._unfinished:
-                    self._finished.notify_all()
+        else:
+            packs.work(partial(call, number), partial(self._next_call, number))
 
     def _next_call(self, number: int, running: int) -> Callable[[], None] | None:
         """Returns a call that may be made beside so many; None if there is none, or no slot."""
@@ -212,9 +261,23 @@ class SlotPool:
         if call is None:  # the end, for the thread that does the packs
             self._calls.put(None)
             return None
-        return partial(self._make, call, number)
+        return partial(call, number)
 
     # -- tasks -------------------------------------------------------------------------------------
+    def trained(self, number: int, step_s: float) -> bool:
+        """Is told how long each step of a training took, in the mean. Returns whether from now on
+        threads make the calls that the calling thread has made until now.
+        """
+        device = self._devices[number]
+        if not device.alone or len(self._steps_s) == TIMED:
+            return False
+        self._steps_s.append(step_s)
+        if len(self._steps_s) < TIMED or min(self._steps_s) < STEP_S or device.limit == 1:
+            return False
+        device.alone = False
+        self._start_threads()
+        return True
+
     def run(self, number: int, work: Callable[[], T], forget: Callable[[], None]) -> T:
         """Returns what `work()` returns. If the device runs out of memory, calls `forget()` and
         raises NoRoom.
@@ -225,7 +288,7 @@ class SlotPool:
         gpu = device.name.startswith(MEASURED)
         with self._lock:
             device.running += 1
-            limit = device.limit
+            limit = 1 if device.alone else device.limit
         try:
             result = work()
         except BaseException as error:

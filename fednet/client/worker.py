@@ -97,6 +97,10 @@ class Device:
             self._sites.clear()
             self._held = 0
 
+    def forget_scratch(self) -> None:
+        """Drops the scratch models of the calling thread, which does no tasks any more."""
+        self._own.scratch = {}
+
     def synchronize(self) -> None:
         """Waits for what this thread's stream computes, so that other streams may use it."""
         if self.device.type == "cuda":

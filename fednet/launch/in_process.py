@@ -1,5 +1,6 @@
-"""A whole federation in one process: the clients work whenever the server waits. The code is the
-same as over sockets, and so are the bytes in the ledger.
+"""A whole federation in one process: the clients work whenever the server waits, on a processor in
+several threads (`training_threads`). The code is the same as over sockets, and so are the bytes in
+the ledger.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from fednet.wire.messages import PART, WHOLE, Join, Refuse
 SLOW_BEAT_S = 3600.0
 
 
-def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
-    """Runs it; returns the summary. The arguments are those of `host_rounds`. Nothing is encrypted,
-    but bytes are counted as if it were.
+def run_in_process(
+    config: Config, directory: Path, how: Hosting, workers: int | None = None
+) -> Summary:
+    """Runs it; returns the summary. workers: threads at most that train; the other arguments are
+    those of `host_rounds`. Nothing is encrypted, but bytes are counted as if it were.
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
     from fednet.client.preparing import prepare
+    from fednet.client.slots import at_hand
     from fednet.protocol.client import ClientProtocol
     from fednet.transport.inproc import Inproc
 
@@ -50,12 +54,14 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
     network = Inproc(config.seed)
     transport = network.server()
     device = placement.place(how.device)[0]
+    most = training_threads(config, device, workers)
     join = Join(
         worker="in-process",
         ids=list(range(config.clients)),
         host=socket.gethostname(),
         pid=os.getpid(),
         device=device,
+        slots=at_hand(most),
         versions=determinism.versions(),
         files=loading.loaded_files(),
     )
@@ -75,6 +81,7 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         inline=True,
         faults=True,
         devices=[device],
+        most=most,
     )
 
     def pump() -> bool:
@@ -99,3 +106,24 @@ def run_in_process(config: Config, directory: Path, how: Hosting) -> Summary:
         part=part,
     )
     return host_rounds(config, directory, end, how)
+
+
+def training_threads(config: Config, device: str, workers: int | None = None) -> int:
+    """Returns how many threads may train clients: on a processor one a core, or as many as wanted,
+    if steps of training are long enough for that (`client.slots`). The server gets all replies in
+    the order of the tasks, as from one thread. There is one on a GPU, with packs, and where clients
+    may be asked whose replies are not needed: one thread does not begin these.
+    """
+    sections = (
+        config.round,
+        config.privacy,
+        config.link,
+        config.availability,
+        config.faults,
+        config.schedule,
+    )
+    waits_for_all = all(section == type(section)() for section in sections)
+    if device != "cpu" or config.train.pack > 1 or not waits_for_all:
+        return 1
+    most = workers or placement.cores() // config.train.threads
+    return max(1, min(most, config.clients))

@@ -205,7 +205,7 @@ def run_command(
         with refusable(directory):
             if in_process:
                 with how.display:
-                    run_in_process(config, directory, how)
+                    run_in_process(config, directory, how, workers)
                 status = 0
             elif on == "ray":
                 from fednet.launch.ray import run_on_ray

@@ -139,6 +139,9 @@ def work(
     the runs was asked to stop.
     """
     placement.check(device)  # once, not by each run
+    if "--in-process" in options and "--workers" not in options:
+        # The cores are shared by the runs that are done at a time.
+        options = (*options, "--workers", str(max(1, placement.cores() // jobs)))
     waiting = {task.run: (task, task.check()) for task in tasks}
     for folder in {task.folder for task in tasks}:
         order.append(folder, [task.name for task in tasks if task.folder == folder])

@@ -158,7 +158,6 @@ def test_a_policy_is_checked_before_a_client_connects(
     [
         ("fednet run --worker=3", "Did you mean --workers?"),
         ("fednet run --workers 0", "--workers"),
-        ("fednet run --workers 2 --in-process", "not allowed with argument --workers"),
         ("fednet run --until soon", "expected a length of time"),
         ("fednet run c.yaml", "fednet run: c.yaml:2: unknown key comm_round. Did you mean rounds?"),
         ("fednet run --set comm_round=3", "fednet run: --set comm_round=3: unknown key comm_round"),

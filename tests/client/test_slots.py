@@ -14,7 +14,7 @@ import torch
 from fednet.client import join, slots
 from fednet.client.packs import Packs
 from fednet.client.policy import Policy
-from fednet.client.slots import MAX_TASKS, PAUSES_S, NoRoom, SlotPool
+from fednet.client.slots import MAX_TASKS, PAUSES_S, STEP_S, TIMED, NoRoom, SlotPool
 from fednet.client.worker import Worker
 from fednet.experiment import placement
 from fednet.training import packed
@@ -170,6 +170,60 @@ def test_all_calls_are_made_and_never_more_at_once_than_may_run(made, inline):
     assert over.wait(LIMIT_S)
     assert sorted(done) == list(range(50))
     assert 1 <= most <= 4
+
+
+def in_turn(s: SlotPool, n: int) -> tuple[list[int], set[int]]:
+    """n calls inline, of which each waits for the one after it, where there is another thread.
+    Returns in which order they left something, and the threads that made them.
+    """
+    made = [threading.Event() for _ in range(n + 1)]
+    order = []
+    threads = set()
+
+    def call(device: int, number: int) -> None:
+        threads.add(threading.get_ident())
+        if threading.current_thread() is not threading.main_thread() and number % 2 == 0:
+            assert made[number + 1].wait(LIMIT_S)
+        made[number].set()
+        s.leave(lambda: order.append(number))
+
+    s.put([lambda device, number=number: call(device, number) for number in range(n)])
+    while s.work_inline():
+        pass
+    return order, threads
+
+
+def test_beside_a_server_threads_make_long_calls_and_leave_their_results_in_order(made):
+    s, _ = made(devices=("cpu",), most=2, inline=True)
+    here = {threading.get_ident()}
+    assert in_turn(s, 6) == (list(range(6)), here)
+    assert [s.trained(0, 10.0) for _ in range(TIMED)] == [False] * (TIMED - 1) + [True]
+    order, threads = in_turn(s, 6)
+    assert order == list(range(6))
+    assert len(threads) == 2
+    assert not threads & here
+
+
+@pytest.mark.parametrize(
+    ("most", "steps_s"), [(2, [10.0] * (TIMED - 1) + [STEP_S / 2, 10.0]), (1, [10.0] * TIMED)]
+)
+def test_short_steps_of_training_stay_in_the_thread_of_the_server(made, most, steps_s):
+    s, _ = made(devices=("cpu",), most=most, inline=True)
+    assert not any(s.trained(0, step_s) for step_s in steps_s)
+    assert in_turn(s, 4) == (list(range(4)), {threading.get_ident()})
+
+
+def test_what_a_call_raises_in_a_thread_is_raised_where_the_server_waits(made):
+    s, _ = made(devices=("cpu",), most=2, inline=True)
+    for _ in range(TIMED):
+        s.trained(0, 10.0)
+
+    def broken(device: int) -> None:
+        raise KeyboardInterrupt
+
+    s.put([broken])
+    with pytest.raises(KeyboardInterrupt):
+        s.work_inline()
 
 
 def test_packed_clients_meet_in_one_thread_and_the_end_comes_after_all(made, monkeypatch):
