@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Iterable
-
-import torch
+from collections.abc import Iterable, Mapping
 
 from fednet.algorithms.base import State
 from fednet.algorithms.making import is_secure
@@ -50,6 +48,7 @@ from fednet.server.sources import POLL_S, ScheduleEvent, Source
 from fednet.server.tracking import Trackers
 from fednet.server.watch import Hosting
 from fednet.wire.messages import clean
+from fednet.wire.payload import LocalRun
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
@@ -344,16 +343,13 @@ class Rounds:
         return self._aggregation
 
     def aggregate(self, round: OpenRound) -> bool:
-        """Makes the next server state of the replies to the exchange that is open, and with it the
-        next `round.after`; adds to the round what came of the exchange: times, predictions,
-        reports, the clients' evaluations. Records in the books which replies were useful, and notes
-        who broke a protocol of secure aggregation. Returns False if there are too few results: the
-        round is void then.
+        """Makes the next `round.after` of the replies to the exchange that is open, and adds to the
+        round what came of the exchange. Returns False if there are too few results: the round is
+        void then.
         """
         exchange = round.exchange
         record = round.record
         host = self.setup.host
-        blamed = self.conditions.blamed
         aggregation = self._add_up(round)
         self._aggregation = None
         if self.config.schedule.mode == "sync":
@@ -364,20 +360,12 @@ class Rounds:
             self.faults.crash_server_at("aggregating", round.number)
         server = aggregation.result(least)
         self.exchanges.record_verdict(exchange.asked.values())
-        masked = not self.method.exchanges[exchange.index].summation.known
-        if masked:  # who broke its protocol is left out from now on
-            for client, why in sorted((aggregation.left_out | host.blamed).items()):
-                if client not in blamed:
-                    blamed[client] = round.number, why
-                    self.records.files.event("blamed", round.number, client, reason=why)
-                    host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
+        # Secure aggregation: a reply is known only in the sum, and who broke the protocol is left
+        # out from now on.
+        if not self.method.exchanges[exchange.index].summation.known:
+            self._blame(round.number, aggregation.left_out | host.blamed)
         predict(self.setup.experiment, exchange, round.predicted)
-        round.runs |= aggregation.runs
-        done = exchange.done
-        round.dropped |= exchange.dropped
-        if exchange.restarted:
-            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
-        record.completed_by_phase = [*record.completed_by_phase, sorted(done)]
+        self._add_outcomes(round, aggregation.runs)
         if server is None:
             # A void round changes nothing: its clients go back to their states before it, and the
             # residuals of its broadcast go with them.
@@ -386,18 +374,8 @@ class Rounds:
             round.after = round.before
         else:
             if exchange is round.main:
-                record.completed = sorted(done)
-            versions = dict(round.after.versions)
-            states = dict(round.after.states)
-            memory: dict[str, torch.Tensor] = {}  # what compressors remember, with the new states
-            for client, reply in done.items():
-                if reply.message.kept:
-                    versions[client] = reply.message.key.version
-                    states[client] = reply.message.state
-                    memory |= exchange.asked[client].memory
-            residuals = {**exchange.residuals, **memory}
-            known = self._candidates(round)
-            round.after = RunState(server, versions, states, residuals, known)
+                record.completed = sorted(exchange.done)
+            round.after = self._state_after(round, server)
             for client, images in aggregation.condensed.items():
                 exports.keep_condensed(self.records.files.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
@@ -407,6 +385,44 @@ class Rounds:
         if host.warnings:
             record.algorithm["warnings"] = list(host.warnings)
         return server is not None
+
+    def _blame(self, round: int, reasons: Mapping[int, str]) -> None:
+        """Clients broke the protocol of secure aggregation in this round. reasons: by client."""
+        blamed = self.conditions.blamed
+        for client, why in sorted(reasons.items()):
+            if client not in blamed:
+                blamed[client] = round, why
+                self.records.files.event("blamed", round, client, reason=why)
+                self.setup.host.warn(
+                    f"client {client} broke the protocol of secure aggregation: {why}"
+                )
+
+    def _add_outcomes(self, round: OpenRound, runs: Mapping[int, LocalRun]) -> None:
+        """Adds to a round who completed its open exchange, and what became of the others. runs: of
+        the replies that counted.
+        """
+        exchange = round.exchange
+        record = round.record
+        round.runs |= runs
+        round.dropped |= exchange.dropped
+        if exchange.restarted:
+            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
+        record.completed_by_phase = [*record.completed_by_phase, sorted(exchange.done)]
+
+    def _state_after(self, round: OpenRound, server: State) -> RunState:
+        """The state of the run after the open exchange. server: the method's next state. What
+        compressors remember goes with the clients' new states.
+        """
+        exchange = round.exchange
+        versions = dict(round.after.versions)
+        states = dict(round.after.states)
+        residuals = dict(exchange.residuals)
+        for client, reply in exchange.done.items():
+            if reply.message.kept:
+                versions[client] = reply.message.key.version
+                states[client] = reply.message.state
+                residuals |= exchange.asked[client].memory
+        return RunState(server, versions, states, residuals, self._candidates(round))
 
     def _candidates(self, round: OpenRound) -> dict[int, Candidate]:
         """What each client replied last, after an exchange of a round."""
