@@ -381,39 +381,47 @@ class ClientLoop:
             self._read.append((message, body, frames))
         else:
             self._handle()
-            self._follow(self._taken_in(message, body, frames))
+            self._take_in([(message, body, frames)])
 
     def _handle(self) -> None:
-        """Handles the tasks that were read, each step for all of them."""
+        """Handles the tasks that were read."""
         if self._read:
             read = self._read
             self._read = []
-            instructions: list[p.Instruction] = []
-            for message, body, frames in read:
-                instructions += self._taken_in(message, body, frames)
-            self._follow(instructions)
+            self._take_in(read)
 
-    def _taken_in(
-        self, message: m.Message, body: Body | None, frames: Frames
-    ) -> list[p.Instruction]:
-        """Records a message, and returns what the protocol answers it with."""
-        instructions: list[p.Instruction] = []
-        stray = ""
-        try:
-            instructions = self.protocol.received(message, body, time.monotonic())
-        except RemoteProtocolError as broken:
-            log.warning("refused a message of the server: %s", broken)
-            stray = "refused"
-        if instructions and isinstance(instructions[0], p.Stray):
-            stray = instructions[0].reason
-        self.link.record_received([Incoming(CONNECTION, message, body, frames, stray)])
-        return instructions
+    def _take_in(self, messages: Sequence[tuple[m.Message, Body | None, Frames]]) -> None:
+        """Hands messages to the protocol, records them, and does what follows from them: each step
+        for all of them.
+        """
+        now = time.monotonic()
+        follows: list[p.Instruction] = []
+        came: list[Incoming] = []
+        for message, body, frames in messages:
+            instructions: list[p.Instruction] = []
+            stray = ""
+            try:
+                instructions = self.protocol.received(message, body, now)
+            except RemoteProtocolError as broken:
+                log.warning("refused a message of the server: %s", broken)
+                stray = "refused"
+            if instructions and isinstance(instructions[0], p.Stray):
+                stray = instructions[0].reason
+            came.append(Incoming(CONNECTION, message, body, frames, stray))
+            follows += instructions
+        self.link.record_received(came)
+        self._follow(follows)
 
     def _follow(self, instructions: list[p.Instruction]) -> None:
+        """Carries out the protocol's instructions. The messages are sent, and the rows of payloads
+        written, of all of them at the end.
+        """
         calls: list[DeviceCall] = []
+        unsent: list[tuple[bytes, m.Message, Body | None]] = []
+        booked: dict[tuple[m.Direction, bool], list[m.Key]] = {}
         for i in self._cut_uploads.apply_to(instructions):
             if isinstance(i, p.Send):
-                self.link.send(CONNECTION, i.message, i.body)
+                unsent.append((CONNECTION, i.message, i.body))
             elif isinstance(i, p.DoTask):
                 key = i.task.key
                 prepared = self.prepared
@@ -425,9 +433,7 @@ class ClientLoop:
                 self._wanted[key] = i
                 calls.append(partial(self._do, i, prepared))
             elif isinstance(i, p.ClosePayload):
-                reason = "" if i.whole else "cut short"
-                direction: m.Direction = "down" if i.direction == "down" else "up"
-                self.link.close_payload(CONNECTION, direction, i.key, i.whole, reason)
+                booked.setdefault((i.direction, i.whole), []).append(i.key)
             elif isinstance(i, p.Cancelled):
                 self._wanted.pop(i.key, None)
             elif isinstance(i, p.Prepare):
@@ -435,6 +441,8 @@ class ClientLoop:
                 if not i.again or self.prepared is None:
                     calls.append(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
+                self._send(unsent)
+                unsent = []
                 found = None if self._directory is None else read_server(self._directory)
                 self.transport.reconnect(None if found is None else found[0])
             elif isinstance(i, m.Refuse) and not i.final:
@@ -444,8 +452,17 @@ class ClientLoop:
                 self._not_yet = i.reason
             elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
+        self._send(unsent)
+        for (direction, whole), keys in booked.items():
+            self.link.close_payloads(
+                CONNECTION, direction, keys, whole, "" if whole else "cut short"
+            )
         if calls:
             self.slots.put(calls)
+
+    def _send(self, messages: Sequence[tuple[bytes, m.Message, Body | None]]) -> None:
+        for out in self.link.compose(messages):
+            self.link.send_composed(out)
 
     def _answer(self) -> None:
         """Sends what tasks came to, of those that are still wanted."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 from fednet.journal.events import (
     Accepted,
     Account,
-    AccountClosed,
+    AccountsClosed,
     CountsClosed,
     Crossed,
     Cut,
@@ -138,12 +138,13 @@ class Book:
                 account.cut = name[1] == e.out
         return ()
 
-    def _account_closed(self, e: AccountClosed) -> Sequence[ClosedAccount]:
-        account = self._close(e.name)
-        if account is None:  # nothing crossed
-            return ()
+    def _accounts_closed(self, e: AccountsClosed) -> Sequence[ClosedAccount]:
         return self._add_to_sums(
-            [_closed(account, e.useful, e.reason, round=e.round, worker=e.worker)]
+            [
+                _closed(account, e.useful, e.reason, round=e.round, worker=e.worker)
+                for account in map(self._close, e.names)
+                if account is not None  # else nothing crossed
+            ]
         )
 
     def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
@@ -378,7 +379,7 @@ _APPLY: dict[type, Callable[[Book, Any], Sequence[ClosedAccount]]] = {
     Crossed: Book._crossed,
     Undone: Book._undone,
     Cut: Book._cut,
-    AccountClosed: Book._account_closed,
+    AccountsClosed: Book._accounts_closed,
     CountsClosed: Book._counts_closed,
     Accepted: Book._accepted,
     Revoked: Book._revoked,

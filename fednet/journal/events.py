@@ -107,12 +107,12 @@ class Cut(Base, tag=3):
     out: Direction
 
 
-class AccountClosed(Base, tag=4):
-    """Nothing more comes to an account that belongs to no accepted reply. reason: why its bytes are
-    wasted, "" where they are useful; round, worker: in the row, in place of its own.
+class AccountsClosed(Base, tag=15):
+    """Nothing more comes to these accounts, which belong to no accepted reply. reason: why their
+    bytes are wasted, "" where they are useful; round, worker: in the rows, in place of their own.
     """
 
-    name: Name
+    names: list[Name]
     useful: bool = False
     reason: str = ""
     round: int | None = None
@@ -225,7 +225,7 @@ Event = (
     Crossed
     | Undone
     | Cut
-    | AccountClosed
+    | AccountsClosed
     | CountsClosed
     | Accepted
     | Revoked

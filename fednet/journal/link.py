@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import msgpack, structs
 
 from fednet.errors import RemoteProtocolError
-from fednet.journal.events import AccountClosed, CountsClosed, Crossed, Cut, Name, Undone
+from fednet.journal.events import AccountsClosed, CountsClosed, Crossed, Cut, Name, Undone
 from fednet.journal.journal import Journal
 from fednet.wire import messages as m
 from fednet.wire.body import Body
@@ -116,7 +116,7 @@ class Link:
         if not sent:
             self.journal.note(Undone(name, crossed.envelope, crossed.kinds, crossed.raw))
         elif name[2] == ONCE:
-            self._close(name)
+            self._close([name])
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Body | None]:
@@ -143,7 +143,7 @@ class Link:
                 wasted.append((crossed.names[0], stray))
         self._note(crossing)
         for name, stray in wasted:
-            self._close(name, reason=stray)
+            self._close([name], reason=stray)
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
@@ -267,12 +267,20 @@ class Link:
         return total
 
     # -- what becomes of them ----------------------------------------------------------------------
-    def close_payload(
-        self, conn: bytes, direction: m.Direction, key: m.Key, useful: bool, reason: str = ""
+    def close_payloads(
+        self,
+        conn: bytes,
+        direction: m.Direction,
+        keys: Sequence[m.Key],
+        useful: bool,
+        reason: str = "",
     ) -> None:
-        """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
-        self._close((conn, direction, CARRIERS[direction], key), useful, reason)
-        self._close((conn, m.OTHER[direction], "pull", key), useful, reason)
+        """Writes the rows of the payloads of tasks, or of replies, and of the pulls that fetched
+        them.
+        """
+        names: list[Name] = [(conn, direction, CARRIERS[direction], key) for key in keys]
+        names += [(conn, m.OTHER[direction], "pull", key) for key in keys]
+        self._close(names, useful, reason)
 
     def close_counted(
         self, conn: bytes, round: int | None = None, worker: str | None = None
@@ -280,8 +288,7 @@ class Link:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far.
         round, worker: in the rows.
         """
-        for name in self._counted.pop(conn, ()):
-            self._close(name, round=round, worker=worker)
+        self._close(self._counted.pop(conn, ()), round=round, worker=worker)
 
     def close_all_counted(self, round: int) -> None:
         """Writes a row for the heartbeats of all connections that have joined, each way, and one
@@ -294,14 +301,16 @@ class Link:
 
     def _close(
         self,
-        name: Name,
+        names: Iterable[Name],
         useful: bool = False,
         reason: str = "",
         round: int | None = None,
         worker: str | None = None,
     ) -> None:
-        if name in self.journal.book.open_accounts.get(name[0], ()):
-            self.journal.note(AccountClosed(name, useful, reason, round, worker))
+        accounts = self.journal.book.open_accounts
+        crossed = [name for name in names if name in accounts.get(name[0], ())]
+        if crossed:
+            self.journal.note(AccountsClosed(crossed, useful, reason, round, worker))
 
     # -- connections -------------------------------------------------------------------------------
     def opened(self, conn: bytes, stranger: bool = False) -> None:
@@ -329,7 +338,7 @@ class Link:
         """Writes a row of bytes of a connection that are no message."""
         name = self._once_name(conn, direction)
         self.journal.note(Crossed([name], "connection", nbytes))
-        self._close(name, False, reason, round, worker)
+        self._close([name], False, reason, round, worker)
 
     def joined(self, conn: bytes) -> None:
         """From now on there are rows of this connection's own."""
@@ -376,8 +385,7 @@ class Link:
         self.mark_cut(conn)
         self.close_counted(conn, round, worker)
         if not awaited:
-            for name in self.journal.book.open_accounts_of(conn):
-                self._close(name, reason="cut short")
+            self._close(self.journal.book.open_accounts_of(conn), reason="cut short")
 
 
 def _are_alike(one: Crossed, other: Crossed) -> bool:

@@ -94,7 +94,7 @@ class Reconnect:
 class ClosePayload:
     """Nothing more comes of a payload. whole: all of it has crossed."""
 
-    direction: str
+    direction: m.Direction
     key: Key
     whole: bool = True
 

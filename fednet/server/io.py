@@ -490,7 +490,7 @@ class ServerIO:
                     self._send_all()  # before it is closed: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
-                self.link.close_payload(i.conn, i.direction, i.key, False, i.reason)
+                self.link.close_payloads(i.conn, i.direction, [i.key], False, i.reason)
             elif isinstance(i, Note):
                 self.events.tell(i.event, i.fields)
             elif isinstance(i, HangUp):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fednet.journal.events import (
     Accepted,
-    AccountClosed,
+    AccountsClosed,
     CountsClosed,
     Crossed,
     Cut,
@@ -106,15 +106,15 @@ class Server:
             self.numbers += 1
             name = conn, "down", "once", self.numbers
             self.events.append(Crossed([name], "cancel", n, key=key))
-            self.events.append(Undone(name, n) if kind == "undo" else AccountClosed(name))
+            self.events.append(Undone(name, n) if kind == "undo" else AccountsClosed([name]))
         elif kind == "cut":
             self.events.append(Cut(conn, "down"))
         elif kind == "spend" and key in self.down:
             name = self.down.pop(key), "down", "task", key
-            self.events.append(AccountClosed(name, reason="deadline"))
+            self.events.append(AccountsClosed([name], reason="deadline"))
             if key in self.up:
                 self.events.append(
-                    AccountClosed((self.up.pop(key), "up", "reply", key), reason="late")
+                    AccountsClosed([(self.up.pop(key), "up", "reply", key)], reason="late")
                 )
         elif kind == "revoke" and key in self.accepted:
             self.events.append(Revoked(key))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fednet.journal.book import Book, Row
 from fednet.journal.events import (
     Accepted,
-    AccountClosed,
+    AccountsClosed,
     Crossed,
     Cut,
     Direction,
@@ -68,7 +68,7 @@ def test_a_row_holds_payload_by_kind_envelope_and_their_sum() -> None:
         ]
     )
     assert rows == []
-    assert fold([AccountClosed(name, useful=True)], book)[1] == [
+    assert fold([AccountsClosed([name], useful=True)], book)[1] == [
         {
             "round": 3,
             "client": 4,
@@ -93,7 +93,7 @@ def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one() -> Non
     events = list[Event]()
     for n in (1, 3):
         events += n * [Crossed([name], "beat", 30, counted=True)] + [
-            AccountClosed(name, round=n, worker="w")
+            AccountsClosed([name], round=n, worker="w")
         ]
     _, rows = fold(events)
     found = [(r["count"], r["bytes"], r["round"], r["worker"]) for r in rows]
@@ -103,7 +103,7 @@ def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one() -> Non
 def test_the_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rounds() -> None:
     def spent(direction: Direction, round: int, n: int) -> list[Event]:
         made = crossed(direction, "reply", key=Key(round, 0, 0, 1), envelope=n)
-        return [made, AccountClosed(made.names[0], useful=True)]
+        return [made, AccountsClosed(made.names, useful=True)]
 
     book, _ = fold([e for r, n in ((0, 7), (1, 100), (2, 1000)) for e in spent("up", r, n)])
     fold([Over(1)], book)
@@ -116,13 +116,13 @@ def test_the_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next
 
 def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round() -> None:
     made = crossed(*REPLY, 10)
-    book, rows = fold([made, AccountClosed(made.names[0], useful=True)], Book(by_round=False))
+    book, rows = fold([made, AccountsClosed(made.names, useful=True)], Book(by_round=False))
     assert (len(rows), book.untaken) == (1, {})
 
 
 def test_useless_bytes_are_spent_all_the_same_and_an_account_is_settled_once() -> None:
     made = crossed(*TASK, 10)
-    book, rows = fold([made, *2 * [AccountClosed(made.names[0], reason="deadline")], Over(2)])
+    book, rows = fold([made, *2 * [AccountsClosed(made.names, reason="deadline")], Over(2)])
     assert [(row["useful"], row["reason"]) for row in rows] == [(False, "deadline")]
     assert book.totals == {"up": 0, "down": 11}
     assert book.taken.useful == {"up": {}, "down": {}}
@@ -135,7 +135,7 @@ def test_what_was_of_no_use_and_not_answered_may_not_have_arrived_as_a_connectio
 ) -> None:
     made = crossed(*TASK, 5)
     ended: list[Event] = [
-        AccountClosed(made.names[0], useful=counts, reason="" if counts else "late")
+        AccountsClosed(made.names, useful=counts, reason="" if counts else "late")
     ]
     if answered:
         ended = [accepted(), Verdict([(KEY, "" if counts else "left out", None)])]
@@ -147,7 +147,7 @@ def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> No
     first = crossed(*TASK, 100, envelope=30)
     second = crossed(*TASK, 70, envelope=20)
     undone = Undone(second.names[0], 20, {"state": 70}, 70)
-    _, rows = fold([first, second, undone, AccountClosed(first.names[0])])
+    _, rows = fold([first, second, undone, AccountsClosed(first.names)])
     assert [(r["kinds"], r["envelope"], r["bytes"], r["raw_bytes"]) for r in rows] == [
         ({"state": 100}, 30, 130, 100)
     ]

@@ -19,7 +19,7 @@ from fednet.journal import file as files
 from fednet.journal.book import Row
 from fednet.journal.events import (
     Accepted,
-    AccountClosed,
+    AccountsClosed,
     Crossed,
     Event,
     Forgotten,
@@ -66,7 +66,7 @@ BATCHES: list[list[tuple[Event, bytes]]] = [
     [(Started(1), b"")],
     [(of_client(0), b""), (of_client(1), b"")],
     [(accepted(0, b"first"), b"first"), (of_client(2), b""), (accepted(1, b"second"), b"second")],
-    [(AccountClosed(of_client(2).names[0], reason="deadline"), b"")],
+    [(AccountsClosed(of_client(2).names, reason="deadline"), b"")],
 ]
 EVENTS = [event for batch in BATCHES for event, _ in batch]
 
@@ -194,7 +194,7 @@ def test_a_long_file_is_written_anew_with_what_is_open_and_loses_none_of_it(
     for client in range(200):
         journal.note(of_client(client))
         if client % 10:  # of ten tasks nine are over at once
-            journal.note(AccountClosed(of_client(client).names[0]))
+            journal.note(AccountsClosed(of_client(client).names))
         journal.flush()
         sizes.append(path.stat().st_size)
     assert sum(b < a for a, b in pairwise(sizes)) >= 2

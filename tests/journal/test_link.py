@@ -82,7 +82,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
         for i, size in ((0, 5), (1, 5), (2, 2))
     )
     ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
-    ends.server.close_payload(b"c", "up", key, True)
+    ends.server.close_payloads(b"c", "up", [key], True)
     reply_row, pull_row = ends.down_rows
     kinds = {"state": 8, "statistics": 4}
     wanted = {"type": type, "bytes": n, "kinds": kinds, "raw_bytes": 20}
@@ -97,7 +97,7 @@ def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
     ends = Ends(part=5)
     n = ends.up(reply()) + ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]))
     again = ends.up(m.Part(key=KEY, index=1), Body([bytes(5)]), "doubled")
-    ends.server.close_payload(b"c", "up", KEY, True)
+    ends.server.close_payloads(b"c", "up", [KEY], True)
     kinds = {"state": 3, "statistics": 2}
     found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
     assert found == [(again, kinds, "doubled"), (n, kinds, None)]
@@ -142,7 +142,8 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     assert ends.down_rows == []
     ends.server.closed(b"c")
     assert sorted(
-        (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
+        (r["direction"], r["client"], r["useful"], r.get("lost", False))
+        for r in each(ends.down_rows)
     ) == [("down", 5, False, True), ("up", 5, False, False), ("up", 6, False, False)]
     assert ends.server.journal.book.open_accounts == {}
 
@@ -197,7 +198,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
             window.take(index, part)
         for ends in (whole, cut):
             for link in (ends.client, ends.server):
-                link.close_payload(b"c", "up", KEY, True)
+                link.close_payloads(b"c", "up", [KEY], True)
         assert whole.up_rows == cut.up_rows
         assert whole.down_rows == cut.down_rows
         assert sum(row["kinds"].get("state", 0) for row in whole.down_rows) == size
@@ -422,7 +423,7 @@ class Crossings:
             way: m.Direction = "up" if n % 2 else "down"
             why = "" if n > 5 else "late"
             for link, side in ((server, self.server), (ends.client, self.client)):
-                link.close_payload(conn, way, key, n > 5, why)
+                link.close_payloads(conn, way, [key], n > 5, why)
                 side.close_payload(conn, way, key, n > 5, why)
         elif what == "accept":
             other = CONNS[n % 2]

@@ -80,7 +80,7 @@ class Site:
             elif isinstance(i, c.Cancelled):
                 self.given.pop(i.key, None)
             elif isinstance(i, c.ClosePayload):
-                self.link.close_payload(b"", i.direction, i.key, i.whole)
+                self.link.close_payloads(b"", i.direction, [i.key], i.whole)
             elif isinstance(i, c.Prepare) and self.prepares and not i.again:
                 self.do(self.protocol.ready("L"))
             elif isinstance(i, c.Reconnect):
@@ -183,7 +183,7 @@ class Net:
             elif isinstance(i, s.ClosePayload):
                 if i.direction == "up":
                     self.spool.pop(i.key, None)
-                self.link.close_payload(i.conn, i.direction, i.key, False)
+                self.link.close_payloads(i.conn, i.direction, [i.key], False)
             elif isinstance(i, s.Note):
                 self.notes.append(i)
             elif isinstance(i, s.HangUp) and i.conn in self.by_conn:
