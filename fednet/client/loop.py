@@ -65,6 +65,7 @@ UNANSWERED_S = 3.0  # after so long without a server the user is told
 FIND_S = 0.1  # between two searches for the server
 # A client that starts after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
+LOOK_S = 1.0  # that a pack waits at most for the thread of the loop, which may end meanwhile
 PAUSE_S = 1.0  # after so long without a task the sentence on a round is printed
 
 Finished = tuple[p.DoTask, p.FinishedTask]  # a task, and what it came to
@@ -242,7 +243,13 @@ class ClientLoop:
         self._not_yet = ""  # the reason that was said last
         self._lines = RoundLines()
         self.slots = SlotPool(
-            devices, most, gpu_share=gpu_share, inline=inline, changed=self._slots_changed
+            devices,
+            most,
+            gpu_share=gpu_share,
+            inline=inline,
+            changed=self._slots_changed,
+            made=self._wake,
+            look=self._look,
         )
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -540,8 +547,20 @@ class ClientLoop:
     def _later(self, call: Callable[[], None]) -> None:
         """Makes the thread of the loop make this call; any thread may call it."""
         self.slots.leave(partial(self._calls.put, call))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Makes the thread of the loop look at what others have left for it."""
         if not self._inline:
             self.transport.wake()
+
+    def _look(self) -> None:
+        """Waits until the thread of the loop has taken in what has come: further tasks, perhaps."""
+        if self._inline or self._closing.is_set():
+            return
+        looked = threading.Event()
+        self._later(looked.set)
+        looked.wait(LOOK_S)
 
     def _slots_changed(self) -> None:
         if not self._inline:
@@ -627,10 +646,10 @@ class ClientLoop:
         self._later(partial(self._at, due, answer))
 
     def _finish(self, given: p.DoTask, finished: p.FinishedTask) -> None:
-        """Leaves what a task came to for the thread of the loop."""
+        """Leaves what a task came to for the thread of the loop, which is woken when the call is
+        over: those of clients that were trained together are answered together.
+        """
         self.slots.leave(partial(self._finished.put, (given, finished)))
-        if not self._inline:
-            self.transport.wake()
 
     def _fail(self, given: p.DoTask, error: BaseException, again: bool = False) -> None:
         """Logs why a task failed, and tells the server in one line, which names no file of this

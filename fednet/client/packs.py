@@ -46,15 +46,24 @@ class Packs:
     _checked: bool = False
     _plans: Plans = field(default_factory=dict)
 
-    def work(self, first: Call, next_call: Callable[[int], Call | None]) -> None:
+    def work(
+        self,
+        first: Call,
+        next_call: Callable[[int], Call | None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         """Makes this call and those that next_call(running) returns, until it returns None and all
-        have ended. Each is a task. running: tasks that wait to be trained.
+        have ended. Each is a task. running: tasks that wait to be trained. ended() is called when
+        the tasks of a pack have gone on, and when a task has ended without training.
         """
         with self._lock:
             call: Call | None = first
             while call is not None or self._waiting:
                 if call is not None:
-                    self._go_on(greenlet(call))
+                    task = greenlet(call)
+                    self._go_on(task)
+                    if task.dead:
+                        ended()
                 call = None
                 pack = self._of_a_kind(self.n)
                 if not pack:
@@ -63,6 +72,7 @@ class Packs:
                         pack = self._of_a_kind(1)
                 if pack:
                     self._train(pack)
+                    ended()
 
     def descend(self, lane: Descent) -> LocalRun:
         """Trains the lane in a pack. Raises what its own `progress` raised, or what ended the pack.

@@ -120,6 +120,10 @@ class SlotPool:
         inline: bool = False,
         # called when the number of tasks that may run at once changes
         changed: Callable[[], None] = lambda: None,
+        # called when a call was made, or once for those of clients that were trained together
+        made: Callable[[], None] = lambda: None,
+        # called before a pack is trained that is not full: further calls may be put meanwhile
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._devices = [_Device(name) for name in devices]
         self._most = max(1, min(most, MAX_TASKS))
@@ -131,6 +135,8 @@ class SlotPool:
         self._gpu_share = gpu_share
         self._inline = inline
         self._changed = changed
+        self._made = made
+        self._look = look
         self._calls: queue.SimpleQueue[DeviceCall | None] = queue.SimpleQueue()
         # What the threads make: the calls, but inline only while the caller waits for them.
         self._due = queue.SimpleQueue[DeviceCall | None]() if inline else self._calls
@@ -247,13 +253,16 @@ class SlotPool:
             return
         if packs is None:
             call(number)
+            self._made()
         else:
-            packs.work(partial(call, number), partial(self._next_call, number))
+            packs.work(partial(call, number), partial(self._next_call, number), self._made)
 
     def _next_call(self, number: int, running: int) -> Callable[[], None] | None:
         """Returns a call that may be made beside so many; None if there is none, or no slot."""
         if running >= self.limit(number):
             return None
+        if self._calls.empty():
+            self._look()
         try:
             call = self._calls.get_nowait()
         except queue.Empty:

@@ -60,7 +60,8 @@ class Assignment:
             t = queue.popleft()
             if t.status is not TaskState.WAITING:
                 continue
-            # A task more than a worker has slots for waits in its queue, but never the last tasks.
+            # Twice as many tasks as a worker has slots are in its queue, so that those of a pack
+            # are there when the pack before it ends; but never the last tasks.
             worker = self._worker_for(t, ahead=len(waiting) > slots)
             if worker is None:
                 passed.append(t)
@@ -77,11 +78,11 @@ class Assignment:
         task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
         client = t.spec.client
-        more = 1 if ahead else 0
+        lots = 2 if ahead else 1
         hosts = list(self._roster.hosting.get(client, {}).values())
         if len(hosts) == 1 and not t.spec.bound:
             (only,) = hosts
-            return only if len(only.queue) < only.slots + more else None
+            return only if len(only.queue) < lots * only.slots else None
         last = self._roster.workers.get(self._last.get(client, ""))
         if (
             t.spec.bound
@@ -94,7 +95,7 @@ class Assignment:
             if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
-        room = [x for x in hosts if len(x.queue) < x.slots + more]
+        room = [x for x in hosts if len(x.queue) < lots * x.slots]
         if len(room) <= 1:
             return room[0] if room else None
         return min(room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name))

@@ -150,7 +150,8 @@ class ClientProtocol:
     """A client process: its connection, and its clients' tasks. Each method handles an event, and
     returns what to do.
 
-    All payloads together have room for `slots` tasks, one that is ahead and one that is cancelled.
+    All payloads together have room for `slots` tasks, as many that are ahead and one that is
+    cancelled.
     """
 
     join: m.Join
@@ -442,7 +443,7 @@ class ClientProtocol:
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif at_hand + task.size > (self.join.slots + 2) * most:
+        elif at_hand + task.size > (2 * self.join.slots + 1) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         elif body is not None or task.size == 0:
             self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())

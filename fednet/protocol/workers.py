@@ -54,7 +54,7 @@ class ClientProcess:
     listed: frozenset[int] = frozenset()  # the clients for which `Roster.hosting` names it
     held: set[int] = field(default_factory=set)
     queue: list[int] = field(default_factory=list)
-    free: int = 0  # slots, if it may be handed a task, to be begun or one ahead
+    free: int = 0  # slots, if it may be handed a task, to be begun or ahead
     # By client: stage, step, steps.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
@@ -120,7 +120,7 @@ class Roster:
     def recount(self, worker: ClientProcess) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= worker.free
-        room = worker.state is WorkerState.READY and len(worker.queue) <= worker.slots
+        room = worker.state is WorkerState.READY and len(worker.queue) < 2 * worker.slots
         worker.free = worker.slots if room else 0
         self.free_slots += worker.free
 

@@ -135,6 +135,8 @@ class Codec:
 
     def compresses(self, kind: type[Payload]) -> bool:
         """Whether a field of payloads of that kind is compressed."""
+        if not self.chains:
+            return False
         return any(field.kind in self.chains for field in kind.fields.values())
 
     def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:

@@ -523,7 +523,7 @@ class Federation(RuleBasedStateMachine):
         # What is known of all is what is known of each.
         ready = [worker for worker in workers.values() if worker.ready]
         assert server.roster.present() == {i for worker in ready for i in worker.ids}
-        free = [worker.slots for worker in ready if len(worker.queue) <= worker.slots]
+        free = [worker.slots for worker in ready if len(worker.queue) < 2 * worker.slots]
         assert server.roster.free_slots == sum(free)
         assert {x.conn: x for x in workers.values() if x.conn is not None} == server.roster.by_conn
         # A client process works on what it was given and has not answered.

@@ -938,7 +938,7 @@ def test_no_process_is_given_more_than_it_can_be_working_on():
     s = server(200)
     ready(s, ids=range(200), slots=1024)
     out = s.begin(1, 0, "train", [spec(i) for i in range(200)], Rules(), 0.0)
-    assert len(sent(out, m.Task)) == SLOTS + 1
+    assert len(sent(out, m.Task)) == 2 * SLOTS
     assert sent(say(s, b"1", m.Slots(run="r", inc=1, slots=1024)), m.Task) == []
 
 
