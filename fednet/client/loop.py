@@ -425,7 +425,7 @@ class ClientLoop:
         """
         calls: list[DeviceCall] = []
         unsent: list[tuple[bytes, m.Message, Body | None]] = []
-        booked: dict[tuple[m.Direction, bool], list[m.Key]] = {}
+        closed: dict[tuple[m.Direction, bool], list[m.Key]] = {}
         for i in self._cut_uploads.apply_to(instructions):
             if isinstance(i, p.Send):
                 unsent.append((CONNECTION, i.message, i.body))
@@ -440,7 +440,7 @@ class ClientLoop:
                 self._wanted[key] = i
                 calls.append(partial(self._do, i, prepared))
             elif isinstance(i, p.ClosePayload):
-                booked.setdefault((i.direction, i.whole), []).append(i.key)
+                closed.setdefault((i.direction, i.whole), []).append(i.key)
             elif isinstance(i, p.Cancelled):
                 self._wanted.pop(i.key, None)
             elif isinstance(i, p.Prepare):
@@ -460,7 +460,7 @@ class ClientLoop:
             elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
         self._send(unsent)
-        for (direction, whole), keys in booked.items():
+        for (direction, whole), keys in closed.items():
             self.link.close_payloads(
                 CONNECTION, direction, keys, whole, "" if whole else "cut short"
             )

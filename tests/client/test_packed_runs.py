@@ -5,6 +5,7 @@ and whoever meets whom.
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import determinism
 from fednet.training import packed
 from tests import rooms
+from tests.books import each
 
 pytestmark = pytest.mark.long
 
@@ -53,6 +55,17 @@ def test_a_run_is_packed_and_near_to_one_that_is_not(tmp_path, lanes):
         for d in (together, alone)
     )
     assert a == [pytest.approx(r, rel=1e-4) for r in b]
+
+
+def test_packs_are_full_where_there_are_tasks_enough_and_each_is_a_line_of_the_clients_record(
+    tmp_path, lanes
+):
+    nine = {"clients": 9, "participation": 1.0, "evaluate": {"clients": "none"}}
+    directory = rooms.run(tmp_path, **rooms.merged(RUN, nine))
+    assert lanes == 2 * [3, 3, 3]
+    (own,) = directory.glob("state/*/wire.jsonl")
+    rows = [json.loads(line) for line in own.read_text().splitlines()]
+    assert [len(each([row])) for row in rows if row["type"] == "reply"] == lanes
 
 
 def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path):

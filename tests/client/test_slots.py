@@ -258,6 +258,46 @@ def test_packed_clients_meet_in_one_thread_and_the_end_comes_after_all(made, mon
     assert threads != {threading.get_ident()}
 
 
+def test_a_pack_that_is_not_full_looks_for_further_tasks_and_its_end_is_told_once(
+    made, monkeypatch
+):
+    trained = []
+    told = []
+    over = threading.Event()
+    coming = 2
+
+    def descend(lanes, *rest):
+        trained.append(len(lanes))
+        for lane in lanes:
+            lane.run = "done"
+
+    def look() -> None:
+        nonlocal coming
+        if coming:
+            coming -= 1
+            s.put([call])
+
+    def tell() -> None:
+        told.append(len(ends))
+        over.set()
+
+    monkeypatch.setattr(packed, "descend", descend)
+    monkeypatch.setattr(packed, "check_lane", lambda *rest: None)
+    packs = Packs(4, None)
+    s, _ = made(devices=("cpu",), look=look, made=tell)
+    s.pack([packs], 4)
+    ends = []
+
+    def call(device: int) -> None:
+        ends.append(packs.descend(SimpleNamespace(kind="a", run=None, error=None)))
+
+    s.put([call])
+    assert over.wait(LIMIT_S)
+    s.close()
+    assert trained == [3]
+    assert told == [3]
+
+
 @pytest.mark.parametrize(
     ("broken", "short"),
     [
