@@ -60,9 +60,9 @@ class NoRoom(FednetError):
 
 def at_hand(threads: int) -> int:
     """Returns the slots that a server in this process is told of, for so many threads. It hands out
-    one task more: so `AHEAD` for each thread.
+    as many tasks again: so `AHEAD` for each thread.
     """
-    return 1 if threads == 1 else AHEAD * threads - 1
+    return 1 if threads == 1 else AHEAD * threads // 2
 
 
 # -- slots -----------------------------------------------------------------------------------------
