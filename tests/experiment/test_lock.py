@@ -130,7 +130,7 @@ def use(where: str, folder: Path) -> None:
     elif where == "keys":
         keys.allow(folder, [0], "k" * keys.KEY_LENGTH)
     else:
-        MessageFile().open(folder / "wire.jsonl")
+        MessageFile().open(folder, "one")
 
 
 @pytest.fixture(params=["run", "states", "keys", "book"])
