@@ -209,12 +209,12 @@ class ClientLoop:
         self.ended: m.End | m.Refuse | m.Standing | None = None
         self.error: BaseException | None = None  # ends the process
         self._lacking: set[int] = set()  # clients whose state was not here
-        self.book = MessageFile()
+        self.message_file = MessageFile()
         self.link = Link(
             "client",
             lambda conn, frames: self.transport.send(frames),
             partial(framing, curve=curve),
-            Journal(self.book.add, by_round=False),
+            Journal(self.message_file.add, by_round=False),
             connection_bytes(curve, "client"),
             protocol.part,
         )
@@ -347,7 +347,7 @@ class ClientLoop:
         if self._directory is not None and not self._connected and now - self._searched_at > FIND_S:
             self._searched_at = now
             self._search_server(self._directory, now)
-        self.book.flush()
+        self.message_file.flush()
         return moved
 
     def _search_server(self, run: Path, now: float) -> None:
@@ -370,7 +370,7 @@ class ClientLoop:
         self.slots.close()
         self.link.closed(CONNECTION)
         self.transport.close(1.0)
-        self.book.close()
+        self.message_file.close()
 
     # -- messages ----------------------------------------------------------------------------------
     def _received(self, frames: Frames) -> None:

@@ -134,7 +134,7 @@ def prepare(
         )
         for number, device in enumerate(devices)
     ]
-    loop.book.open(root, loop.protocol.join.worker)
+    loop.message_file.open(root, loop.protocol.join.worker)
     for worker in workers:
         worker.warm()
     facts = []  # what the server has to know of sites' own data

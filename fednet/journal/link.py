@@ -81,7 +81,7 @@ class Link:
         self._strangers: set[bytes] = set()
         # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
         self._counted: dict[bytes, dict[Name, None]] = {}
-        self._booked: dict[bytes, int] = {}  # bytes that came, by connection
+        self._received: dict[bytes, int] = {}  # bytes that came, by connection
         # By direction, of the last payload that crossed whole: most are of one form.
         self._last: dict[m.Direction, tuple[Sequence[m.Field], int, dict[str, int], int]] = {}
 
@@ -103,7 +103,7 @@ class Link:
                 here = self._part == m.WHOLE and body.by_reference
                 frames.append(body if here else body.to_bytes())
             nbytes = self._framing(*map(len, frames))
-            crossed = self._crossing(conn, self.out, message, body, nbytes)
+            crossed = self._event_of(conn, self.out, message, body, nbytes)
             composed.append(Outgoing(conn, frames, crossed))
         self._note([out.crossed for out in composed])
         return composed
@@ -135,9 +135,9 @@ class Link:
         crossing: list[Crossed] = []
         for conn, message, body, frames, stray in received:
             nbytes = self._framing(*map(len, frames))
-            if conn in self._booked:  # else it has ended, and been counted
-                self._booked[conn] += nbytes
-            crossed = self._crossing(conn, self.back, message, body, nbytes, stray)
+            if conn in self._received:  # else it has ended, and been counted
+                self._received[conn] += nbytes
+            crossed = self._event_of(conn, self.back, message, body, nbytes, stray)
             crossing.append(crossed)
             if crossed.names[0][2] == ONCE:
                 wasted.append((crossed.names[0], stray))
@@ -169,14 +169,16 @@ class Link:
             event = structs.replace(event, names=names)
         self.journal.note(event)
 
-    def _count(self, conn: bytes, direction: m.Direction, what: str, nbytes: int) -> Crossed:
+    def _event_of_many(
+        self, conn: bytes, direction: m.Direction, what: str, nbytes: int
+    ) -> Crossed:
         """Bytes of a row of many messages."""
         whose = NOBODY if conn in self._strangers else conn
         name = whose, direction, what, 0
         self._counted.setdefault(whose, {})[name] = None
         return Crossed([name], what, nbytes, counted=True)
 
-    def _crossing(
+    def _event_of(
         self,
         conn: bytes,
         direction: m.Direction,
@@ -191,9 +193,9 @@ class Link:
         """
         key: m.Key | None = getattr(message, "key", None)
         if key is None and isinstance(message, m.BEATS):
-            return self._count(conn, direction, "beat", nbytes)
+            return self._event_of_many(conn, direction, "beat", nbytes)
         if key is None and stray:
-            return self._count(conn, direction, "refused", nbytes)
+            return self._event_of_many(conn, direction, "refused", nbytes)
         kinds: dict[str, int] = {}
         raw = 0
         type = str(message.__struct_config__.tag)
@@ -319,10 +321,10 @@ class Link:
         """
         if stranger:
             self._strangers.add(conn)
-        self._booked[conn] = self._greeting[1]
+        self._received[conn] = self._greeting[1]
         for direction, nbytes in zip((self.out, self.back), self._greeting):
             if stranger:
-                self.journal.note(self._count(conn, direction, "connection", nbytes))
+                self.journal.note(self._event_of_many(conn, direction, "connection", nbytes))
             else:
                 self._once(conn, direction, nbytes)
 
@@ -356,9 +358,9 @@ class Link:
         never became a message. libzmq drops a message that is cut short, or damaged under CURVE,
         and says nothing of its bytes.
         """
-        beyond = (received or 0) - self._booked.pop(conn, received or 0)
+        beyond = (received or 0) - self._received.pop(conn, received or 0)
         if beyond > 0 and conn in self._strangers:
-            self.journal.note(self._count(conn, self.back, "refused", beyond))
+            self.journal.note(self._event_of_many(conn, self.back, "refused", beyond))
         elif beyond > 0:
             self._once(conn, self.back, beyond, reason, round, worker)
 

@@ -164,7 +164,7 @@ class Updates(Rounds):
                 round=saved.round,
             )
             task = exchange.asked[client] = AskedClient(spec, saved.at)
-            self.exchanges.complete(exchange, task, seen)
+            self.exchanges.fill_in(exchange, task, seen)
             task.bytes = saved.bytes
             task.enrolled = saved.enrolled
             self.schedule.training[client] = saved.round

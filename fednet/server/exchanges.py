@@ -83,17 +83,17 @@ class Exchanges:
         exchange = self.new(round, index, cohort, before, at)
         for client in cohort:
             self.ask(exchange, client)
-        for client, reply in list(exchange.found.items()):
+        for client, reply in list(exchange.earlier.items()):
             if client not in exchange.asked:
                 why = "clients joined, and this one is not in the round any more"
                 self.clients.verdict([(reply.message.key, why, None)])
-                del exchange.found[client]
+                del exchange.earlier[client]
         exchange.encoding = time.monotonic() - exchange.opened
         if self.conditions.faults.replay is None:  # in a replay the record says who counts
             exchange.schedule.first = self.config.first
         source = self._source(exchange)
         # Replies that an earlier server received, in the order in which they came, are the first.
-        for client in (*exchange.found, *[c for c in cohort if c not in exchange.found]):
+        for client in (*exchange.earlier, *[c for c in cohort if c not in exchange.earlier]):
             source.expect(client)
         if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
             while (over := source.next_known()) is not None:
@@ -119,7 +119,7 @@ class Exchanges:
         )
         if config.evaluate.clients == "auto" and index == self.method.main_exchange:
             exchange.evaluates = evaluation_due(config, round)
-        exchange.found = self.clients.earlier_replies(round, index)
+        exchange.earlier = self.clients.earlier_replies(round, index)
         return exchange
 
     def deadline_s(self) -> float | None:
@@ -161,7 +161,7 @@ class Exchanges:
         if first and exp.base_comes:
             spec = asked.spec = with_base(exp, spec, exchange.based)
         if training:
-            self.complete(exchange, asked, encoded.seen)
+            self.fill_in(exchange, asked, encoded.seen)
         else:
             spec.cost = self._cost(client, method.main_exchange)
             spec.evaluates = exchange.evaluates
@@ -205,9 +205,9 @@ class Exchanges:
         if exp.base_comes and (spec.start or (exchange.purpose == "train" and exchange.index)):
             spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
 
-    def complete(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
-        """Adds to a task what its exchange asks for. Finds the reply that an earlier server
-        received. down: what the client is sent.
+    def fill_in(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
+        """Adds to a task what its exchange asks for, the reply that an earlier server received, and
+        what disturbs it. down: what the client is sent.
         """
         spec = asked.spec
         client = spec.client
@@ -218,15 +218,23 @@ class Exchanges:
         spec.evaluates = exchange.evaluates
         spec.bound = self.method.exchanges[index].summation.bound
         self._may_lack_base(exchange, spec)
-        reply = exchange.found.get(client)
-        if reply is not None and reply.record.task == (spec.check, spec.start):
-            asked.reply = reply
-        elif reply is not None:
-            key = reply.message.key
-            self.clients.verdict([(key, "the answer to another task", None)])
-            del exchange.found[client]
+        self._use_earlier_reply(exchange, asked)
         if self.conditions.disturb or self.conditions.blamed:
             self._disturb(exchange, asked)
+
+    def _use_earlier_reply(self, exchange: OpenExchange, asked: AskedClient) -> None:
+        """A task is over to which an earlier server received the reply. Its reply to another task
+        of this client is not used.
+        """
+        spec = asked.spec
+        reply = exchange.earlier.get(spec.client)
+        if reply is None:
+            return
+        if reply.record.task == (spec.check, spec.start):
+            asked.reply = reply
+        else:
+            self.clients.verdict([(reply.message.key, "the answer to another task", None)])
+            del exchange.earlier[spec.client]
 
     def _disturb(self, exchange: OpenExchange, asked: AskedClient) -> None:
         """Adds to a task how long it takes, the faults planned for it, when its client leaves, and

@@ -160,8 +160,8 @@ class ServerIO:
         self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not accepted or rejected yet
         self._resolved: list[Outcome] = []
-        self._logged: list[ReceivedReply] = []
-        self._heard = 0  # messages since the last time
+        self._just_accepted: list[ReceivedReply] = []
+        self._handled = 0  # messages since the last `_conclude`
         self._tasks_left = False  # whether a task has left since the last step
         self._tick_at = self._shown_at = self._booked = 0.0
         # Of what peers send that brings the run nothing: so much each, see above.
@@ -405,9 +405,9 @@ class ServerIO:
         else:
             self._take_in()
             self._handle([(event, message, body)])
-        self._heard += 1
+        self._handled += 1
         large = body is not None and not body.by_reference and body.size >= LARGE_BYTES
-        if large or self._heard >= TOGETHER:
+        if large or self._handled >= TOGETHER:
             self._conclude()
 
     def _handle(self, messages: list[tuple[Received, m.Message, Body | None]]) -> None:
@@ -526,7 +526,7 @@ class ServerIO:
         for (record, _), reply in zip(records, self.inbox.take(records)):
             key = record.message.key
             if isinstance(reply, ReceivedReply):
-                self._logged.append(reply)
+                self._just_accepted.append(reply)
                 self._taken[key] = reply
                 answers.append(self.protocol.accept(key, self.now(), reply.refused))
             else:
@@ -554,16 +554,16 @@ class ServerIO:
 
     def _conclude(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
-        self._heard = 0
+        self._handled = 0
         self._take_in()
         if self._unsent:
             self._send_all()
         else:
             self.journal.flush()
-        for reply in self._logged:
+        for reply in self._just_accepted:
             key = reply.message.key
             if key.purpose == "train":
                 self._at("receiving", key.round)
-        self._logged.clear()
+        self._just_accepted.clear()
         self.outcomes += self._resolved
         self._resolved.clear()

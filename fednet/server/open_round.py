@@ -62,7 +62,7 @@ class OpenExchange:
     """The second of the run."""
     asked: dict[int, AskedClient] = field(default_factory=dict)
     """By client, in the order of the cohort once all are asked."""
-    found: dict[int, ReceivedReply] = field(default_factory=dict)
+    earlier: dict[int, ReceivedReply] = field(default_factory=dict)
     """Replies that earlier servers received, by client."""
     encoding: float = 0.0
     """In seconds."""

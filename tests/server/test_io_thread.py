@@ -269,7 +269,7 @@ def test_bytes_that_were_damaged_under_curve_are_in_the_book_of_whoever_got_them
         if direction == "down":
             here = client
             link = both.loop.link
-            rows = both.loop.book.rows
+            rows = both.loop.message_file.rows
 
         def counted() -> list[int]:
             return [received for _, received in here.traffic().values()]
@@ -448,7 +448,7 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
     next_round(4)
     both.loop.close()
     io.close(linger_s=0)
-    rows = both.loop.book.rows
+    rows = both.loop.message_file.rows
     replies = [r for r in rows if r["type"] == "reply"]
     cut = (3, 0, 2, False, "cut short")
     assert sorted((r["round"], r["client"], r["incarnation"]) for r in replies) == [
