@@ -151,7 +151,7 @@ class ClientProtocol:
     returns what to do.
 
     All payloads together have room for `slots` tasks, as many that are ahead and one that is
-    cancelled.
+    cancelled. With two more: tasks for a slot that there was until now may still come.
     """
 
     join: m.Join
@@ -443,7 +443,7 @@ class ClientProtocol:
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif at_hand + task.size > (2 * self.join.slots + 1) * most:
+        elif at_hand + task.size > (2 * self.join.slots + 3) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         elif body is not None or task.size == 0:
             self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())

@@ -302,17 +302,17 @@ def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     assert [type(i) for i in give(c, task(3 * m.PART), None)] == [Send]
 
 
-def test_all_payloads_together_take_no_more_than_twice_the_tasks_at_work_and_one_more():
-    """Of two slots, five payloads of the largest size."""
+def test_all_payloads_together_take_no_more_than_twice_the_tasks_at_work_and_three_more():
+    """Of two slots, seven payloads of the largest size."""
     c = ready(slots=2)
     c.largest = lambda key: 2 * m.PART
     (failed,) = sent(give(c, task(2 * m.PART + 1), None), m.Failed)
     assert failed.reason == "a payload of 2097153 bytes; this run declares 2097152 at most"
     assert not failed.again
-    for attempt in range(5):
+    for attempt in range(7):
         one = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=attempt))
         assert not sent(give(c, one, None), m.Failed)
-    last = msgspec.structs.replace(task(1), key=key(attempt=5))
+    last = msgspec.structs.replace(task(1), key=key(attempt=7))
     (failed,) = sent(give(c, last, b"x"), m.Failed)
     assert "beside its other tasks" in failed.reason
     assert failed.again
@@ -320,7 +320,7 @@ def test_all_payloads_together_take_no_more_than_twice_the_tasks_at_work_and_one
     for index in range(2):  # one that is done and not sent yet takes no room either
         part(c, key(attempt=1), index)
     c.finish(reply(2 * m.PART, key(attempt=1)))
-    more = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=6))
+    more = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=8))
     assert not sent(give(c, more, None), m.Failed)
     assert not sent(give(c, last, b"x"), m.Failed)
 
@@ -572,6 +572,17 @@ def test_a_damaged_part_of_an_equal_payload_does_not_change_the_one_in_memory():
             out = part(c, key(client), index, data * m.PART)
         (given,) = [i for i in out if isinstance(i, DoTask)]
         assert bytes(given.body) == b"a" * size
+
+
+@pytest.mark.parametrize("slots", [2, 5])
+def test_a_process_that_has_a_slot_less_takes_the_tasks_that_were_on_their_way(slots):
+    """As many as it had slots, and as many ahead, may have been sent before the server knew."""
+    c = ready(slots=slots, largest=lambda key: 3)
+    for attempt in range(2 * slots):
+        if attempt == slots:
+            c.at_once(slots - 1)
+        one = msgspec.structs.replace(task(3), key=key(attempt=attempt))
+        assert [i.task for i in give(c, one) if isinstance(i, DoTask)] == [one]
 
 
 def test_who_has_just_said_something_need_not_say_that_it_is_alive():
