@@ -80,7 +80,10 @@ class JournalFile:
             try:
                 events = _decode(text)
             except msgspec.MsgspecError as other:
-                raise self._damaged(str(other)) from None
+                raise StateError(
+                    f"{self.path}: another version of fednet wrote it ({other}); resume the run "
+                    f"with that version, or start it again under another name."
+                ) from None
             for event in events:
                 if isinstance(event, Snapshot):
                     self.generation = event.generation

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+import struct
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +90,18 @@ def test_a_file_that_ends_at_any_byte_has_the_records_before_and_goes_on_after_t
         if end % 5 == 0:
             written(cut, [[(Started(2), b"")]])
             assert read(cut) == [*before, Started(2)]
+
+
+def test_events_that_this_version_does_not_know_are_said_to_be_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, BATCHES)
+    text = msgspec.msgpack.encode([[99, "an event of another version"]])
+    lengths = struct.pack("<QI", 0, len(text))
+    head = lengths + struct.pack("<IQ", zlib.crc32(lengths), xxhash.xxh3_64_intdigest(text))
+    with path.open("ab") as file:
+        file.write(head + text)
+    with pytest.raises(StateError, match=r"journal: another version of fednet wrote it"):
+        read(path)
 
 
 def test_a_tail_of_zeros_as_after_a_power_cut_is_cut_off(tmp_path: Path) -> None:
