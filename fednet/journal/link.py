@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import msgpack, structs
+from msgspec import msgpack
 
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import AccountsClosed, CountsClosed, Crossed, Cut, Name, Undone
@@ -34,8 +34,10 @@ class Outgoing(NamedTuple):
 
     conn: bytes
     frames: Sequence[Frame]
+    name: Name
+    """Of its account."""
     crossed: Crossed
-    """What is recorded of it."""
+    """The event that records it, perhaps with others."""
 
 
 class Incoming(NamedTuple):
@@ -96,6 +98,7 @@ class Link:
         leave.
         """
         composed: list[Outgoing] = []
+        crossing: list[Crossed] = []
         for conn, message, body in messages:
             frames: list[Frame] = [encode(message)]
             if body is not None:
@@ -103,20 +106,20 @@ class Link:
                 here = self._part == m.WHOLE and body.by_reference
                 frames.append(body if here else body.to_bytes())
             nbytes = self._framing(*map(len, frames))
-            crossed = self._event_of(conn, self.out, message, body, nbytes)
-            composed.append(Outgoing(conn, frames, crossed))
-        self._note([out.crossed for out in composed])
+            name = self._add(crossing, conn, self.out, message, body, nbytes)
+            composed.append(Outgoing(conn, frames, name, crossing[-1]))
+        for event in crossing:
+            self.journal.note(event)
         return composed
 
     def send_composed(self, out: Outgoing) -> bool:
         """Sends what was composed; takes it out of its account if its connection is gone."""
         sent = self._send(out.conn, out.frames)
-        crossed = out.crossed
-        (name,) = crossed.names
         if not sent:
-            self.journal.note(Undone(name, crossed.envelope, crossed.kinds, crossed.raw))
-        elif name[2] == ONCE:
-            self._close([name])
+            crossed = out.crossed
+            self.journal.note(Undone(out.name, crossed.envelope, crossed.kinds, crossed.raw))
+        elif out.name[2] == ONCE:
+            self._close([out.name])
         return sent
 
     def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, Body | None]:
@@ -137,11 +140,11 @@ class Link:
             nbytes = self._framing(*map(len, frames))
             if conn in self._received:  # else it has ended, and been counted
                 self._received[conn] += nbytes
-            crossed = self._event_of(conn, self.back, message, body, nbytes, stray)
-            crossing.append(crossed)
-            if crossed.names[0][2] == ONCE:
-                wasted.append((crossed.names[0], stray))
-        self._note(crossing)
+            name = self._add(crossing, conn, self.back, message, body, nbytes, stray)
+            if name[2] == ONCE:
+                wasted.append((name, stray))
+        for event in crossing:
+            self.journal.note(event)
         for name, stray in wasted:
             self._close([name], reason=stray)
 
@@ -149,25 +152,27 @@ class Link:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
         self.record_received([Incoming(conn, UNREAD, None, frames, "refused")])
 
-    def _note(self, crossing: Sequence[Crossed]) -> None:
-        """Notes messages in the journal: those that are alike and follow each other as one event,
-        since the tasks of a round, and the replies to them, mostly are.
+    def _add(
+        self,
+        crossing: list[Crossed],
+        conn: bytes,
+        direction: m.Direction,
+        message: m.Message,
+        body: Body | None,
+        nbytes: int,
+        stray: str = "",
+    ) -> Name:
+        """Adds a message to events that are not in the journal yet; returns the name of its
+        account. Messages that are alike and follow each other are one event, since the tasks of a
+        round, and the replies to them, mostly are.
         """
-        alike: list[Crossed] = []
-        for crossed in crossing:
-            if alike and not _are_alike(alike[0], crossed):
-                self._note_alike(alike)
-                alike = []
-            alike.append(crossed)
-        if alike:
-            self._note_alike(alike)
-
-    def _note_alike(self, crossing: Sequence[Crossed]) -> None:
-        event = crossing[0]
-        if len(crossing) > 1:
-            names = [name for crossed in crossing for name in crossed.names]
-            event = structs.replace(event, names=names)
-        self.journal.note(event)
+        event = self._event_of(conn, direction, message, body, nbytes, stray)
+        name = event.names[0]
+        if crossing and _are_alike(crossing[-1], event):
+            crossing[-1].names.append(name)
+        else:
+            crossing.append(event)
+        return name
 
     def _event_of_many(
         self, conn: bytes, direction: m.Direction, what: str, nbytes: int
