@@ -448,7 +448,7 @@ class ClientLoop:
                 if not i.again or self.prepared is None:
                     calls.append(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
-                self._send(unsent)
+                self.link.send(unsent)
                 unsent = []
                 found = None if self._directory is None else read_server(self._directory)
                 self.transport.reconnect(None if found is None else found[0])
@@ -459,7 +459,7 @@ class ClientLoop:
                 self._not_yet = i.reason
             elif isinstance(i, (m.Refuse, m.Standing)) or (isinstance(i, m.End) and i.over):
                 self.ended = i
-        self._send(unsent)
+        self.link.send(unsent)
         for (direction, whole), keys in closed.items():
             self.link.close_payloads(
                 CONNECTION, direction, keys, whole, "" if whole else "cut short"
@@ -467,16 +467,12 @@ class ClientLoop:
         if calls:
             self.slots.put(calls)
 
-    def _send(self, messages: Sequence[tuple[bytes, m.Message, Body | None]]) -> None:
-        for out in self.link.compose(messages):
-            self.link.send_composed(out)
-
     def _answer(self) -> None:
         """Sends what tasks came to, of those that are still wanted."""
         answers: list[p.FinishedTask] = []
         while not self._finished.empty():
             given, finished = self._finished.get()
-            if self._is_over(given):
+            if self._remove_wanted(given):
                 self._lines.add_answer(finished)
                 answers.append(finished)
         self._follow(self._sent_of(answers))
@@ -485,7 +481,7 @@ class ClientLoop:
         self, given: p.DoTask, finished: p.FinishedTask | None, faults: PlannedFaults
     ) -> None:
         """Sends what planned faults leave of what a task came to; None: nothing at all."""
-        if not self._is_over(given):
+        if not self._remove_wanted(given):
             return
         key = given.task.key
         reply = None if finished is None else finished.message
@@ -499,8 +495,8 @@ class ClientLoop:
             self._cut_uploads.plan(key, end)
         self._follow(out + faults.after())
 
-    def _is_over(self, given: p.DoTask) -> bool:
-        """Whether a task was wanted until now; it is no more."""
+    def _remove_wanted(self, given: p.DoTask) -> bool:
+        """The task is over. Returns whether it was wanted until now."""
         key = given.task.key
         if self._wanted.get(key) is not given:
             return False

@@ -37,9 +37,6 @@ TIMED = 3  # trainings that are timed before there are threads on a processor
 # operation of torch: with steps of 0.5 to 1.5 ms, two took 15 to 35 % longer than one, and with
 # steps of 5 ms a third less. (Under `seeds.scope`, as with dropout, one thread trains at a time.)
 STEP_S = 0.002
-# Tasks for each thread, until the server's thread goes on and takes all their replies. It would
-# only take Python's lock from theirs before: a fifth more processor time.
-AHEAD = 2
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Until a task that ran out of memory alone is tried again: another process may have the memory."""
 
@@ -56,13 +53,6 @@ class NoRoom(FednetError):
         alone = " for this client alone" if again_s is None else ""
         super().__init__(f"there is not enough memory on {device}{alone}")
         self.again_s = again_s
-
-
-def at_hand(threads: int) -> int:
-    """Returns the slots that a server in this process is told of, for so many threads. It hands out
-    as many tasks again: so `AHEAD` for each thread.
-    """
-    return 1 if threads == 1 else AHEAD * threads // 2
 
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -82,8 +72,6 @@ class _Device:
     """Where clients are trained together."""
     failures: int = 0
     """How often in a row a task ran out of memory while it was alone."""
-    most: int = MAX_TASKS
-    """Threads at most."""
     alone: bool = False
     """Whether one thread does its tasks, whatever the limit."""
 
@@ -92,7 +80,7 @@ class _Device:
         """How many threads do its tasks."""
         if self.alone or self.packs is not None:
             return 1
-        return min(self.limit, self.most)
+        return self.limit
 
 
 @dataclass(eq=False, slots=True)
@@ -129,8 +117,7 @@ class SlotPool:
         self._most = max(1, min(most, MAX_TASKS))
         if inline:
             for device in self._devices:
-                device.limit = at_hand(self._most)
-                device.most = self._most
+                device.limit = self._most
                 device.alone = True
         self._gpu_share = gpu_share
         self._inline = inline
@@ -175,8 +162,9 @@ class SlotPool:
 
     def work_inline(self) -> bool:
         """Makes the next call; if there are threads, has them make all calls, and then does what
-        these have left, in the order of the calls. Returns whether there was any. Raises what a
-        call raised.
+        these have left, in the order of the calls. (To go on before would take Python's lock from
+        theirs: a fifth more processor time.) Returns whether there was any. Raises what a call
+        raised.
         """
         if not self._threads:
             if self._calls.empty():

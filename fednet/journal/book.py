@@ -30,7 +30,7 @@ from fednet.journal.events import (
     Welcomed,
 )
 from fednet.journal.rows import ClosedAccount, Row, rows_of
-from fednet.wire.messages import OTHER, Direction, Field, Key, Purpose
+from fednet.wire.messages import OTHER, Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
@@ -173,24 +173,15 @@ class Book:
     def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
         key = e.message.key
         accounts = self.waiting.setdefault(key, [])
-        payloads: list[tuple[bytes | None, Direction, str]] = [
-            (e.down, "down", "task"),
-            (e.up, "up", "reply"),
-        ]
-        for conn, way, what in payloads:
-            if conn is None or conn not in self.open_accounts:
-                continue
-            mine = self.open_accounts[conn]
-            names: list[Name] = [(conn, way, what, key), (conn, OTHER[way], "pull", key)]
-            for name in names:
-                account = mine.pop(name, None)
-                if account is not None:
-                    account.cut = False  # its task was answered, so that all of it arrived
-                    accounts.append(account)
-                if self.forms:
-                    self.forms.pop(name, None)
-            if not mine:
-                del self.open_accounts[conn]
+        names: list[Name] = []
+        if e.down is not None:
+            names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
+        names += [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
+        for name in names:
+            account = self._close(name)
+            if account is not None:
+                account.cut = False  # its task was answered, so that all of it arrived
+                accounts.append(account)
         self.inherited.discard(key)
         if e.stored:
             self.accepted[which(key)] = e

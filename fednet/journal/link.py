@@ -88,10 +88,11 @@ class Link:
         self._last: dict[m.Direction, tuple[Sequence[m.Field], int, dict[str, int], int]] = {}
 
     # -- messages ----------------------------------------------------------------------------------
-    def send(self, conn: bytes, message: m.Message, body: Body | None = None) -> bool:
-        """Encodes, records and sends. False if the connection is gone; nothing is recorded then."""
-        (out,) = self.compose([(conn, message, body)])
-        return self.send_composed(out)
+    def send(self, messages: Iterable[tuple[bytes, m.Message, Body | None]]) -> list[bool]:
+        """Encodes, records and sends messages, each over a connection. Returns of each whether that
+        is there; nothing is recorded of it otherwise.
+        """
+        return [self.send_composed(out) for out in self.compose(messages)]
 
     def compose(self, messages: Iterable[tuple[bytes, m.Message, Body | None]]) -> list[Outgoing]:
         """Encodes messages, each for a connection, and adds them to their accounts before they

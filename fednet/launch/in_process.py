@@ -34,7 +34,6 @@ def run_in_process(
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
     from fednet.client.preparing import prepare
-    from fednet.client.slots import at_hand
     from fednet.protocol.client import ClientProtocol
     from fednet.transport.inproc import Inproc
 
@@ -61,7 +60,7 @@ def run_in_process(
         host=socket.gethostname(),
         pid=os.getpid(),
         device=device,
-        slots=at_hand(most),
+        slots=most,
         versions=determinism.versions(),
         files=loading.loaded_files(),
     )

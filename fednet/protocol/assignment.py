@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import TrackedTask
-from fednet.protocol.workers import ClientProcess, Roster
+from fednet.protocol.workers import LOTS, ClientProcess, Roster
 
 
 class Assignment:
@@ -60,8 +60,8 @@ class Assignment:
             t = queue.popleft()
             if t.status is not TaskState.WAITING:
                 continue
-            # Twice as many tasks as a worker has slots are in its queue, so that those of a pack
-            # are there when the pack before it ends; but never the last tasks.
+            # More tasks than a worker has slots are in its queue, so that those of a pack are there
+            # when the pack before it ends; but never the last tasks.
             worker = self._worker_for(t, ahead=len(waiting) > slots)
             if worker is None:
                 passed.append(t)
@@ -78,11 +78,7 @@ class Assignment:
         task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
         client = t.spec.client
-        lots = 2 if ahead else 1
         hosts = list(self._roster.hosting.get(client, {}).values())
-        if len(hosts) == 1 and not t.spec.bound:
-            (only,) = hosts
-            return only if len(only.queue) < lots * only.slots else None
         last = self._roster.workers.get(self._last.get(client, ""))
         if (
             t.spec.bound
@@ -95,6 +91,7 @@ class Assignment:
             if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
+        lots = LOTS if ahead else 1
         room = [x for x in hosts if len(x.queue) < lots * x.slots]
         if len(room) <= 1:
             return room[0] if room else None

@@ -30,6 +30,7 @@ from fednet.protocol.table import (
     step,
 )
 from fednet.protocol.transfers import Receiving, Sending
+from fednet.protocol.workers import LOTS
 from fednet.wire import messages as m
 from fednet.wire.body import NOTHING, Body
 from fednet.wire.messages import PART, Key
@@ -443,7 +444,7 @@ class ClientProtocol:
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif at_hand + task.size > (2 * self.join.slots + 3) * most:
+        elif at_hand + task.size > (LOTS * self.join.slots + 3) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         elif body is not None or task.size == 0:
             self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())

@@ -720,13 +720,16 @@ class ServerProtocol:
     def _announced(
         self, t: TrackedTask, conn: bytes, reply: m.Reply, until: int | None = None
     ) -> None:
-        """The task's reply comes, over that connection. until: see `Receiving`."""
-        self._change(t, TaskEvent.ANNOUNCED)
+        """The task's reply is to come, over that connection. until: see `Receiving`."""
+        self._reply_comes(t, TaskEvent.ANNOUNCED, conn, reply)
+        t.up = Receiving(reply.size, self.part, until=until)
+
+    def _reply_comes(self, t: TrackedTask, event: TaskEvent, conn: bytes, reply: m.Reply) -> None:
+        self._change(t, event)
         t.run(self.now)  # also where a task before it in the queue was never answered
         t.reply = reply
         t.up_conn = conn
         t.heard = self.now
-        t.up = Receiving(reply.size, self.part, until=until)
 
     def _part(self, conn: bytes, part: m.Part, body: Body | None) -> str:
         """The next part of a reply that was announced."""
@@ -753,11 +756,7 @@ class ServerProtocol:
 
     def _whole(self, t: TrackedTask, reply: m.Reply, conn: bytes, body: Body | None = None) -> None:
         """All of a reply is here. body: its payload, where that came beside it."""
-        self._change(t, TaskEvent.WHOLE)
-        t.run(self.now)  # also where a task before it in the queue was never answered
-        t.reply = reply
-        t.up_conn = conn
-        t.heard = self.now
+        self._reply_comes(t, TaskEvent.WHOLE, conn, reply)
         self._out.append(Arrived(reply, t.worker, self.now - t.since, conn, t.conn, body))
 
     def _grant(self) -> None:

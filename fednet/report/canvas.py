@@ -141,8 +141,6 @@ def inline(figure: Figure, own: str) -> Markup:
     itself. To be called within `drawing`. own: a prefix of its ids, different for each drawing of a
     page.
     """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
     width, height = figure.size
     rows = -(-len(figure.legend) // columns(figure.legend, width))
     top = TOP + LEGEND_ROW * rows
@@ -158,8 +156,7 @@ def inline(figure: Figure, own: str) -> Markup:
     ax.patch.set_gid("ground")
     fig.patch.set_gid("paper")
     text = io.StringIO()
-    # Not `savefig`, which draws everything twice: first to find out how wide it is.
-    FigureCanvasSVG(fig).print_svg(text, metadata=TIMELESS[".svg"])
+    fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
     at = ax.get_position()
     xs = ax.get_xlim()
     ys = ax.get_ylim()

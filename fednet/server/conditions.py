@@ -32,7 +32,7 @@ class Conditions:
         # Which clients are there when, and how fast they are.
         self.world = worlds.of(config) if self.clock is None else self.clock.world
         # Whether any of it may disturb a client's task.
-        self.disturb = bool(
+        self.may_disturb = bool(
             self.clock is not None
             or self.faults.any_planned
             or self.faults.replay is not None

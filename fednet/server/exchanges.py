@@ -219,7 +219,7 @@ class Exchanges:
         spec.bound = self.method.exchanges[index].summation.bound
         self._may_lack_base(exchange, spec)
         self._use_earlier_reply(exchange, asked)
-        if self.conditions.disturb or self.conditions.blamed:
+        if self.conditions.may_disturb or self.conditions.blamed:
             self._disturb(exchange, asked)
 
     def _use_earlier_reply(self, exchange: OpenExchange, asked: AskedClient) -> None:

@@ -60,7 +60,7 @@ class Ends:
 
     def up(self, message, body=None, stray="") -> int:
         """Sends from the client to the server; the bytes of its frames."""
-        self.client.send(b"c", message, body)
+        self.client.send([(b"c", message, body)])
         frames = self.wire.pop()
         got, got_body = self.server.receive(b"c", frames)
         assert got == message
@@ -81,7 +81,7 @@ def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(purpose, t
         ends.up(m.Part(key=key, index=i), Body([bytes(size)]))
         for i, size in ((0, 5), (1, 5), (2, 2))
     )
-    ends.server.send(b"c", m.Pull(key=key, first=0, count=3))
+    ends.server.send([(b"c", m.Pull(key=key, first=0, count=3), None)])
     ends.server.close_payloads(b"c", "up", [key], True)
     reply_row, pull_row = ends.down_rows
     kinds = {"state": 8, "statistics": 4}
@@ -122,7 +122,7 @@ def test_heartbeats_of_all_connections_are_one_row_of_a_round_each_way():
     for conn, message in ((b"c", alive), (b"d", doing), (b"d", alive)):
         ends.server.record_received([Incoming(conn, message, None, [encode(message)])])
         sizes.append(framing(len(encode(message))))
-    ends.server.send(b"d", alive)
+    ends.server.send([(b"d", alive, None)])
     ends.server.close_all_counted(7)
     up, down = ends.down_rows
     wanted = {"type": "beat", "direction": "up", "count": 3, "bytes": sum(sizes), "round": 7}
@@ -137,7 +137,7 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     ends = Ends()
     ends.up(reply(), Body([bytes(12)]))
     ends.up(reply(key=m.Key(2, 0, 1, 6)), Body([bytes(12)]))
-    ends.server.send(b"c", m.Task(key=KEY, form=FORM, size=12), Body([bytes(12)]))
+    ends.server.send([(b"c", m.Task(key=KEY, form=FORM, size=12), Body([bytes(12)]))])
     ends.server.closed(b"c", awaited=True)
     assert ends.down_rows == []
     ends.server.closed(b"c")
@@ -191,7 +191,7 @@ def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_n
             granted = window.grant()
             if granted is not None:
                 pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])
-                cut.server.send(b"c", pull)
+                cut.server.send([(b"c", pull, None)])
                 cut.client.record_received([Incoming(b"c", pull, None, cut.wire.pop())])
             part = Body([body[index * m.PART : (index + 1) * m.PART]])
             cut.up(m.Part(run="r", inc=1, key=KEY, index=index), part)
@@ -369,7 +369,7 @@ class Crossings:
         if direction == "down":
             sender, receiver = receiver, sender
             sends, receives = receives, sends
-        assert sender.send(conn, message, body)
+        assert sender.send([(conn, message, body)]) == [True]
         frames = ends.wire.pop()
         nbytes = framing(*map(len, frames))
         stray = "late" if late else ""
@@ -389,7 +389,8 @@ class Crossings:
             self.message_crosses("up" if n % 3 else "down", conn, m.Alive(), None, False)
         elif what == "gone":
             ends.stands = False
-            assert not server.send(conn, *MESSAGES[FROM_SERVER[n % len(FROM_SERVER)]](key))
+            kind = FROM_SERVER[n % len(FROM_SERVER)]
+            assert server.send([(conn, *MESSAGES[kind](key))]) == [False]
             ends.stands = True
         elif what == "noise":
             with pytest.raises(RemoteProtocolError):

@@ -73,7 +73,7 @@ class Site:
         for i in instructions:
             self.seen.append(i)
             if isinstance(i, c.Send):
-                self.link.send(b"", i.message, i.body)
+                self.link.send([(b"", i.message, i.body)])
             elif isinstance(i, c.DoTask):
                 assert i.task.key not in self.given
                 self.given[i.task.key] = i
@@ -155,7 +155,7 @@ class Net:
             i = pending.popleft()
             if isinstance(i, s.Send):
                 self.sent.append(i.message)
-                self.link.send(i.conn, i.message, i.body)
+                self.link.send([(i.conn, i.message, i.body)])
             elif isinstance(i, s.Store):
                 if i.offset == 0:
                     self.spool[i.key] = bytearray()
