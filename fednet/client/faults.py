@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
 from fednet.errors import FednetError
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
@@ -20,7 +18,7 @@ from fednet.wire.body import Body
 if TYPE_CHECKING:
     from fednet.client.worker import Step
 
-    Work = Callable[[Step], p.FinishedTask]
+    Work = Callable[[Step], tuple[m.Reply, Body]]
 
 
 class Silenced(FednetError):
@@ -39,7 +37,7 @@ class PlannedFaults:
         raises.
         """
 
-        def struck(step: Step) -> p.FinishedTask:
+        def struck(step: Step) -> tuple[m.Reply, Body]:
             if "drop_before_training" in self.amounts:
                 raise Silenced("dropped before training, as planned")
 
@@ -49,18 +47,18 @@ class PlannedFaults:
                     crash()
 
             if "crash" not in self.amounts:
-                return self._spoilt(work(step))
+                return self._spoilt(*work(step))
             work(crashing)
             crash()  # at the end of a training without steps
 
         return struck if self.amounts else work
 
-    def _spoilt(self, finished: p.FinishedTask) -> p.FinishedTask:
-        if "corrupt" not in self.amounts or finished.body is None:
-            return finished
-        copy = bytearray(finished.body.to_bytes())
+    def _spoilt(self, reply: m.Reply, body: Body) -> tuple[m.Reply, Body]:
+        if "corrupt" not in self.amounts or not body.size:
+            return reply, body
+        copy = bytearray(body.to_bytes())
         copy[len(copy) // 2] ^= 0xFF
-        return msgspec.structs.replace(finished, body=Body([copy]))
+        return reply, Body([copy])
 
     def due(self, began: float) -> float:
         """When the reply of a task may be sent that is done now. began: when it was begun; both on

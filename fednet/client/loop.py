@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ from fednet.records import mb
 from fednet.transport.base import ClientTransport, Frames, Opened, Received, reached_at
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
-from fednet.wire.body import Body
+from fednet.wire.body import NOTHING, Body
 
 if TYPE_CHECKING:
     from fednet.client.packs import Packs
@@ -68,7 +68,7 @@ DONE_S = 60.0
 LOOK_S = 1.0  # that a pack waits at most for the thread of the loop, which may end meanwhile
 PAUSE_S = 1.0  # after so long without a task the sentence on a round is printed
 
-Finished = tuple[p.DoTask, p.FinishedTask]  # a task, and what it came to
+Answer = tuple[m.Reply | m.Failed, Body]  # what a task came to
 
 # A user's method or model may raise anything; none of it may end the thread of a slot.
 OWN_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -110,6 +110,8 @@ class Prepared:
     """One for each device."""
     layout: str
     """See `Ready`."""
+    samples: Mapping[int, int]
+    """By client, how many it trains on."""
     sites: Sequence[m.SiteFacts] = ()
     """See `Ready`."""
     shape: Shaper | None = None
@@ -122,6 +124,8 @@ class Prepared:
     """See `ClientProtocol`."""
     largest: Callable[[m.Key], int] = lambda key: p.UNBOUNDED
     """See `ClientProtocol`."""
+    main_exchange: int = 0
+    """In which clients train."""
 
 
 class RoundLines:
@@ -134,11 +138,14 @@ class RoundLines:
 
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda line: None
+        # See `Prepared`.
+        self.main_exchange = 0
+        self.samples: Mapping[int, int] = {}
         self._of = (0, "")  # round and purpose
         self._began = self._ended = 0.0
         # Of the replies since the last sentence, without their payloads.
         self._clients: set[int] = set()
-        self._samples: dict[int, int] = {}  # by client that trained
+        self._trained: set[int] = set()
         self._sent = 0  # bytes
 
     def began(self, key: m.Key) -> None:
@@ -148,8 +155,7 @@ class RoundLines:
             self._of = here
             self._began = time.monotonic()
 
-    def add_answer(self, finished: p.FinishedTask) -> None:
-        message = finished.message
+    def add_answer(self, message: m.Reply | m.Failed) -> None:
         key = message.key
         if isinstance(message, m.Failed):
             failed = f"round {key.round}: client {key.client} failed: {message.reason}"
@@ -157,8 +163,8 @@ class RoundLines:
         else:
             self._clients.add(key.client)
             self._sent += message.size
-            if finished.samples is not None:
-                self._samples[key.client] = finished.samples
+            if key.purpose == "train" and key.phase == self.main_exchange:
+                self._trained.add(key.client)
         self._ended = time.monotonic()
 
     def over(self, pause_s: float = 0.0) -> None:
@@ -167,19 +173,19 @@ class RoundLines:
             return
         round, purpose = self._of
         what = "evaluated" if purpose == "evaluate" else "answered for"
-        clients: Collection[int] = self._clients
+        clients = self._clients
         on = ""
-        if self._samples:
+        if self._trained:
             what = "trained"
-            clients = self._samples
-            on = f" on {sum(self._samples.values())} samples"
+            clients = self._trained
+            on = f" on {sum(self.samples[client] for client in clients)} samples"
         named = f"client{'s' if len(clients) > 1 else ''} {ids.as_text(clients)}"
         if len(named) > 70:
             named = f"{len(clients)} clients"
         took = f"{self._ended - self._began:.1f} s"
         self.say(log_line(f"round {round}: {what} {named}{on} in {took}, sent {mb(self._sent)}"))
         self._clients = set()
-        self._samples = {}
+        self._trained = set()
         self._sent = 0
         self._of = (0, "")
 
@@ -225,7 +231,7 @@ class ClientLoop:
         self._warned_of_faults = False
         # Calls that other threads leave for this one, and what their tasks came to.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[p.DoTask, Answer]] = queue.SimpleQueue()
         # The tasks that are to be answered. Only the thread of the loop adds them, and removes
         # those that are answered or cancelled.
         self._wanted: dict[m.Key, p.DoTask] = {}
@@ -469,28 +475,27 @@ class ClientLoop:
 
     def _answer(self) -> None:
         """Sends what tasks came to, of those that are still wanted."""
-        answers: list[p.FinishedTask] = []
+        answers: list[Answer] = []
         while not self._finished.empty():
-            given, finished = self._finished.get()
+            given, answer = self._finished.get()
             if self._remove_wanted(given):
-                self._lines.add_answer(finished)
-                answers.append(finished)
+                self._lines.add_answer(answer[0])
+                answers.append(answer)
         self._follow(self._sent_of(answers))
 
     def _answer_struck(
-        self, given: p.DoTask, finished: p.FinishedTask | None, faults: PlannedFaults
+        self, given: p.DoTask, answer: tuple[m.Reply, Body] | None, faults: PlannedFaults
     ) -> None:
         """Sends what planned faults leave of what a task came to; None: nothing at all."""
         if not self._remove_wanted(given):
             return
         key = given.task.key
-        reply = None if finished is None else finished.message
-        if finished is None or not isinstance(reply, m.Reply) or faults.silent(reply):
+        if answer is None or faults.silent(answer[0]):
             self._follow(self.protocol.abandon(key))
             return
-        self._lines.add_answer(finished)
-        out = faults.apply_to(self._sent_of([finished]))
-        end = faults.cut(reply.size)
+        self._lines.add_answer(answer[0])
+        out = faults.apply_to(self._sent_of([answer]))
+        end = faults.cut(answer[0].size)
         if end is not None:
             self._cut_uploads.plan(key, end)
         self._follow(out + faults.after())
@@ -508,14 +513,14 @@ class ClientLoop:
             give_back_freed()
         return True
 
-    def _sent_of(self, answers: Sequence[p.FinishedTask]) -> list[p.Instruction]:
+    def _sent_of(self, answers: Sequence[Answer]) -> list[p.Instruction]:
         """What the protocol does with these."""
         out = self.protocol.finish(answers)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # A reply waits for its client's emulated link; this process is free for another one.
-            for finished in answers:
-                if isinstance(finished.message, m.Reply):
-                    out += self.protocol.uploading(finished.message.key.client)
+            for message, _ in answers:
+                if isinstance(message, m.Reply):
+                    out += self.protocol.uploading(message.key.client)
         return out
 
     def _at(self, due: float, call: Callable[[], None]) -> None:
@@ -536,6 +541,8 @@ class ClientLoop:
             self.transport = prepared.shape(self.transport, self._connected)
         self.protocol.beside = prepared.beside
         self.protocol.largest = prepared.largest
+        self._lines.main_exchange = prepared.main_exchange
+        self._lines.samples = prepared.samples
         self._follow(self.protocol.at_once(self.slots.total))
         self._follow(self.protocol.ready(prepared.layout, prepared.sites))
 
@@ -632,20 +639,20 @@ class ClientLoop:
         began = time.monotonic()
         struck = faults.around(work, partial(self._crash, given))
         due = 0.0
-        finished = None
+        answer = None
         try:
-            finished = self.slots.run(device, partial(struck, step), worker.device.forget)
+            answer = self.slots.run(device, partial(struck, step), worker.device.forget)
             due = faults.due(began)
         except Silenced:
             pass
-        answer = partial(self._answer_struck, given, finished, faults)
-        self._later(partial(self._at, due, answer))
+        struck_answer = partial(self._answer_struck, given, answer, faults)
+        self._later(partial(self._at, due, struck_answer))
 
-    def _finish(self, given: p.DoTask, finished: p.FinishedTask) -> None:
+    def _finish(self, given: p.DoTask, answer: Answer) -> None:
         """Leaves what a task came to for the thread of the loop, which is woken when the call is
         over: those of clients that were trained together are answered together.
         """
-        self.slots.leave(partial(self._finished.put, (given, finished)))
+        self.slots.leave(partial(self._finished.put, (given, answer)))
 
     def _fail(self, given: p.DoTask, error: BaseException, again: bool = False) -> None:
         """Logs why a task failed, and tells the server in one line, which names no file of this
@@ -684,7 +691,7 @@ class ClientLoop:
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
-        self._finish(given, p.FinishedTask(failed))
+        self._finish(given, (failed, NOTHING))
         if isinstance(error, (StateError, SharedChanged)) and not lacks:
             self._later(partial(self._end, error))
 

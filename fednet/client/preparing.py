@@ -143,17 +143,24 @@ def prepare(
         counts = [int(k) for k in mine.class_counts]
         tested = mine.n_test * mine.data.targets_each
         facts.append(m.SiteFacts(client, mine.n, tested, counts, mine.data.names_sha256))
+    if own:
+        samples = {client: federation.data.n_train for client, federation in own.items()}
+    else:
+        parts = experiment.known_federation.parts
+        samples = {client: len(parts[client]) for client in clients}
     s = "s" if len(clients) > 1 else ""
     say(f"joined {welcome.name} as client{s} {numbers.as_text(clients)} on {', '.join(devices)}")
     return Prepared(
         workers,
         experiment.digest,
+        samples,
         facts,
         links.shaper(config),
         packs,
         together=max(1, min(config.train.pack, len(clients))),
         beside=config.schedule.mode != "sync",
         largest=payload_bound(experiment),
+        main_exchange=experiment.algorithm.main_exchange,
     )
 
 

@@ -34,7 +34,6 @@ from fednet.experiment.evaluations import SPLIT
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import write_aside
 from fednet.models.start import BASE, unpack_state_dict
-from fednet.protocol.client import FinishedTask
 from fednet.registry import shipped
 from fednet.robust import attacks
 from fednet.tensors import Tensors
@@ -188,8 +187,9 @@ class Worker:
     # -- a task ------------------------------------------------------------------------------------
     def work(
         self, task: m.Task, body: Body, step: Step, check: bytes | None = None
-    ) -> FinishedTask:
-        """Does a task. In its reply an evaluation within the task comes after the method's fields.
+    ) -> tuple[m.Reply, Body]:
+        """Does a task; returns the reply and its payload, in which an evaluation within the task
+        comes after the method's fields.
 
         check: the digest of the body, if it is known already.
         step(stage, done, of) is called as the task goes on, and what it raises ends the task.
@@ -268,7 +268,6 @@ class Worker:
                     found = evaluation.evaluate_in_own_task(
                         exp, task, newest, local, record, host, balanced
                     )
-                    main = False
                     encoded = exp.up.encode(evaluation.reply(exp, found))
                     form = encoded.form
                     sent = encoded.body
@@ -361,7 +360,7 @@ class Worker:
             split=[spent[name] for name in SPLIT],
             reported=reported,
         )
-        return FinishedTask(reply, sent if sent.size else None, host.n if main else None)
+        return reply, sent
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not

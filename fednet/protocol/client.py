@@ -49,16 +49,6 @@ class Send(msgspec.Struct, frozen=True):
     body: Body | None = None
 
 
-class FinishedTask(Send, frozen=True):
-    """Send what a task came to: its reply with the payload, or why it failed. What the caller hands
-    in is kept, and comes back as an instruction when it is to be sent.
-    """
-
-    message: m.Reply | m.Failed
-    samples: int | None = None
-    """That the client trained on; None: nothing was trained."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """Prepare data and model by the server's configuration, then call `ready`. again: they are
@@ -138,8 +128,9 @@ class HeldTask:
     """`body` is the equal payload of another task, so what comes is not kept."""
     earlier: bool = False
     """An earlier server process asked for it."""
-    finished: FinishedTask | None = None
-    """Its reply, until all of it is sent."""
+    reply: m.Reply | None = None
+    """Until all of it is sent."""
+    reply_body: Body = NOTHING
     announced: bool = False
     """Whether the server knows of the reply."""
     sending: Sending | None = None
@@ -292,16 +283,18 @@ class ClientProtocol:
             self._ready()
         return self._instructions()
 
-    def finish(self, tasks: Iterable[FinishedTask]) -> list[Instruction]:
-        """Tasks are done, or have failed. Nothing is sent of one that was cancelled meanwhile."""
-        for finished in tasks:
-            message = finished.message
+    def finish(self, answers: Iterable[tuple[m.Reply | m.Failed, Body]]) -> list[Instruction]:
+        """Tasks are done, or have failed. Nothing is sent of one that was cancelled meanwhile. A
+        reply and its body are kept until all of it is sent.
+        """
+        for message, body in answers:
             held = self._tasks.get(message.key)
             if held is None:
                 continue
             if isinstance(message, m.Reply):
                 self._change_task(message.key, ClientTaskEvent.REPLIED)
-                held.finished = finished
+                held.reply = message
+                held.reply_body = body
                 held.body = NOTHING  # its room is for the next task's payload
                 if self.state is ClientState.READY:
                     self._announce(held)
@@ -388,7 +381,7 @@ class ClientProtocol:
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
-                held.announced = held.finished is not None
+                held.announced = held.reply is not None
         self._change(ClientEvent.WELCOME)
         self.join = msgspec.structs.replace(self.join, session=welcome.session)
         self.beat_s = welcome.beat_s
@@ -555,26 +548,25 @@ class ClientProtocol:
         """What has crossed of the task, or of its reply, was in vain."""
         if held.state is ClientTaskState.COMING:
             self._out.append(ClosePayload("down", held.task.key, False))
-        if held.finished is not None:
+        if held.reply is not None:
             self._out.append(ClosePayload("up", held.task.key, False))
 
     # -- a task is answered ------------------------------------------------------------------------
     def _announce(self, held: HeldTask) -> None:
         """Announces the reply, if the server does not know of it; a small one is sent with it."""
-        finished = held.finished
-        if finished is None or held.announced:
+        reply = held.reply
+        if reply is None or held.announced:
             return
         held.announced = True
-        reply = finished.message
         if (reply.run, reply.inc) != (self.run, self.inc):  # the server was restarted meanwhile
             reply = msgspec.structs.replace(reply, run=self.run, inc=self.inc)
-            finished = msgspec.structs.replace(finished, message=reply)
         self._sent = True
-        if finished.body is None or finished.body.size <= self.part:
-            self._out += (finished, ClosePayload("up", reply.key))
+        body = held.reply_body
+        if body.size <= self.part:
+            self._out += (Send(reply, body if body.size else None), ClosePayload("up", reply.key))
             self._change_task(reply.key, ClientTaskEvent.SENT)
         else:
-            held.sending = Sending(finished.body, self.part)
+            held.sending = Sending(body, self.part)
             self._out.append(Send(reply))
 
     def _pulled(self, pull: m.Pull) -> None:

@@ -118,7 +118,7 @@ class Site:
             check=body.digest(),
             **more,
         )
-        self.do(self.protocol.finish([c.FinishedTask(reply, body if payload else None)]))
+        self.do(self.protocol.finish([(reply, body)]))
 
 
 class Net:

@@ -154,6 +154,6 @@ def test_a_client_takes_or_refuses_whatever_a_server_sends(said):
                 reply = m.Reply(
                     run=machine.run, inc=machine.inc, key=i.task.key, form=form(5), size=5
                 )
-                machine.finish([c.FinishedTask(reply, Body([bytes(5)]))])
+                machine.finish([(reply, Body([bytes(5)]))])
             elif isinstance(i, c.Send):
                 encode(i.message)

@@ -14,7 +14,6 @@ from fednet.protocol.client import (
     ClientProtocol,
     ClosePayload,
     DoTask,
-    FinishedTask,
     Prepare,
     Reconnect,
     Send,
@@ -22,7 +21,7 @@ from fednet.protocol.client import (
 )
 from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.body import Body
+from fednet.wire.body import NOTHING, Body
 from fednet.wire.frames import decode_from_client, encode
 from tests.protocol.net import form
 
@@ -37,13 +36,13 @@ def task(size=3, **more) -> m.Task:
     return m.Task(**{"run": "r", "inc": 1, "key": key(), "form": form(size), "size": size, **more})
 
 
-def reply(size, k=None) -> list[FinishedTask]:
+def reply(size, k=None) -> list[tuple[m.Reply | m.Failed, Body]]:
     message = m.Reply(run="r", inc=1, key=k or key(), form=form(size), size=size)
-    return [FinishedTask(message, Body([bytes(size)]))]
+    return [(message, Body([bytes(size)]))]
 
 
-def failure(reason, again) -> list[FinishedTask]:
-    return [FinishedTask(m.Failed(key=key(), reason=reason, again=again))]
+def failure(reason, again) -> list[tuple[m.Reply | m.Failed, Body]]:
+    return [(m.Failed(key=key(), reason=reason, again=again), NOTHING)]
 
 
 JOIN = m.Join(worker="w", share=(1, 2))

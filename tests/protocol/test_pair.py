@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.client import FinishedTask
 from fednet.protocol.table import (
     ENDED,
     WITH_WORKER,
@@ -21,7 +20,7 @@ from fednet.protocol.table import (
 )
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
-from fednet.wire.body import Body
+from fednet.wire.body import NOTHING, Body
 from tests.books import open_accounts, useful
 from tests.protocol.net import PART, Net, form, machine, spec
 from tests.protocol.test_handing import idle
@@ -442,7 +441,7 @@ class Federation(RuleBasedStateMachine):
         key = min(site.given)
         del site.given[key]
         failed = m.Failed(key=key, reason="broken", again=again, lacks=lacks)
-        site.do(site.protocol.finish([FinishedTask(failed)]))
+        site.do(site.protocol.finish([(failed, NOTHING)]))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
     def time_passes(self, seconds):

@@ -17,7 +17,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.files import digest
 from fednet.journal.link import Link
 from fednet.loading import WrongPart
-from fednet.protocol.client import ClientProtocol, FinishedTask
+from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Arrived, ClosePayload, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
@@ -61,7 +61,7 @@ class Work:
             values.append(b"fine")
         sent = Body(values)
         reply = m.Reply(key=task.key, form=form, size=sent.size, check=sent.digest())
-        return FinishedTask(reply, sent)
+        return reply, sent
 
 
 def made_io(
@@ -118,7 +118,7 @@ class Both:
         self.loop = ClientLoop(
             ClientProtocol(m.Join(worker="w", ids=[0, 1])),
             client,
-            lambda loop, welcome: Prepared([Work()], "L", shape=shape),
+            lambda loop, welcome: Prepared([Work()], "L", {0: 8, 1: 8}, shape=shape),
             curve=curve,
             inline=True,
             faults=True,
