@@ -7,6 +7,7 @@ payload by kind and its envelope (headers, ZMTP framing, and the parts' headers)
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -68,7 +69,8 @@ class Book:
         self.totals: dict[str, int] = {"up": 0, "down": 0}  # bytes of all rows by direction
         # Bytes that crossed to or from this process.
         self.crossed: dict[str, int] = {"up": 0, "down": 0}
-        self.untaken: dict[int, Tally] = {}  # by round, what is in no round's record yet
+        # By round, what is in no round's record yet.
+        self.untaken = defaultdict[int, Tally](Tally)
         self.taken = Tally()  # what `Over` took last
         # Of payloads whose parts follow, by the name of their account; a later process needs none.
         self.forms: dict[Name, Sequence[Field]] = {}
@@ -117,7 +119,7 @@ class Book:
             self._add(account, e.envelope, e.kinds, e.raw, -1)
             self.crossed[account.direction] -= e.envelope + sum(e.kinds.values())
             if not account.count:
-                self._close(e.name)
+                self._close([e.name])
         return ()
 
     def _add(
@@ -142,17 +144,13 @@ class Book:
         return self._add_to_sums(
             [
                 _closed(account, e.useful, e.reason, round=e.round, worker=e.worker)
-                for account in map(self._close, e.names)
-                if account is not None  # else nothing crossed
+                for account in self._close(e.names)
             ]
         )
 
     def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
         together: dict[tuple[str, str], Account] = {}
-        for name in e.names:
-            account = self._close(name)
-            if account is None:
-                continue
+        for account in self._close(e.names):
             first = together.setdefault((account.direction, account.type), account)
             if first is not account:
                 first.envelope += account.envelope
@@ -160,28 +158,33 @@ class Book:
         closed = [_closed(account, False, round=e.round) for account in together.values()]
         return self._add_to_sums(closed)
 
-    def _close(self, name: Name) -> Account | None:
-        """Returns the account of that name, which is open no more; None where there was none."""
-        self.forms.pop(name, None)
-        mine = self.open_accounts.get(name[0], {})
-        account = mine.pop(name, None)
-        if account is not None and not mine:
-            del self.open_accounts[name[0]]
-        return account
+    def _close(self, names: Iterable[Name]) -> list[Account]:
+        """Returns the accounts of these names, which are open no more, but for those to which
+        nothing has crossed.
+        """
+        closed: list[Account] = []
+        for name in names:
+            self.forms.pop(name, None)
+            mine = self.open_accounts.get(name[0], {})
+            account = mine.pop(name, None)
+            if account is None:
+                continue
+            closed.append(account)
+            if not mine:
+                del self.open_accounts[name[0]]
+        return closed
 
     # -- replies -----------------------------------------------------------------------------------
     def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
         key = e.message.key
-        accounts = self.waiting.setdefault(key, [])
         names: list[Name] = []
         if e.down is not None:
             names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
         names += [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
-        for name in names:
-            account = self._close(name)
-            if account is not None:
-                account.cut = False  # its task was answered, so that all of it arrived
-                accounts.append(account)
+        accounts = self._close(names)
+        for account in accounts:
+            account.cut = False  # its task was answered, so that all of it arrived
+        self.waiting.setdefault(key, []).extend(accounts)
         self.inherited.discard(key)
         if e.stored:
             self.accepted[which(key)] = e
@@ -207,24 +210,37 @@ class Book:
         waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
-        last = dict[str, int]()  # by way, the last server process between which payload crossed
-        if {a.incarnation for a in waiting} - {self.incarnation}:
-            waiting.sort(key=_way)
-            for a in waiting:
-                if any(a.kinds.values()):
-                    last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
+        last = self._last_crossing(waiting)
         for a in waiting:
-            way = _way(a)
-            useful = not reason and a.incarnation >= last.get(way, 0)
+            useful = not reason and not (last and a.incarnation < last.get(_way(a), 0))
             if a.written and useful:  # in no round's record yet
-                add_kinds(self._tally(a.round).useful[a.direction], a.kinds)
+                add_kinds(self.untaken[a.round].useful[a.direction], a.kinds)
             elif not a.written:
                 why = "" if useful else reason or "sent again"
-                closed.append(_closed(a, useful, why, staleness if way == "up" else None))
+                stale = None
+                if staleness is not None and _way(a) == "up":
+                    stale = staleness
+                closed.append(_closed(a, useful, why, stale))
             if useful and key.purpose == "train":
                 a.written = True
                 self.useful.setdefault(key, []).append(a)
         return closed
+
+    def _last_crossing(self, waiting: list[Account]) -> dict[str, int]:
+        """Returns, by way, the last server process to or from which payload of a task crossed, and
+        sorts its accounts by way; nothing where all crossed to or from this process.
+        """
+        last: dict[str, int] = {}
+        for a in waiting:
+            if a.incarnation != self.incarnation:
+                break
+        else:
+            return last
+        waiting.sort(key=_way)
+        for a in waiting:
+            if any(a.kinds.values()):
+                last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
+        return last
 
     def _over(self, e: Over) -> Sequence[ClosedAccount]:
         closed: list[ClosedAccount] = []
@@ -281,7 +297,8 @@ class Book:
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
             spent = {way: self.totals[way] - e.totals.get(way, 0) for way in ("up", "down")}
-            self.untaken = {0: Tally(spent=spent)}
+            self.untaken.clear()
+            self.untaken[0] = Tally(spent=spent)
         return closed
 
     def _welcomed(self, e: Welcomed) -> Sequence[ClosedAccount]:
@@ -315,23 +332,18 @@ class Book:
         self.accepted = {which(accepted.message.key): accepted for accepted in e.accepted}
         self.totals = dict(e.totals)
         self.crossed = dict(e.crossed)
-        self.untaken = dict(e.untaken)
+        self.untaken.clear()
+        self.untaken.update(e.untaken)
         return ()
 
     # -- rows --------------------------------------------------------------------------------------
-    def _tally(self, round: int) -> Tally:
-        tally = self.untaken.get(round)
-        if tally is None:
-            tally = self.untaken[round] = Tally()
-        return tally
-
     def _add_to_sums(self, closed: list[ClosedAccount]) -> list[ClosedAccount]:
         """Adds what was closed to the sums, and returns it."""
         for one in closed:
             a = one.account
             self.totals[a.direction] += one.nbytes
             if self._by_round:
-                tally = self._tally(one.round)
+                tally = self.untaken[one.round]
                 tally.spent[a.direction] += one.nbytes
                 if one.useful and a.purpose == "train":
                     add_kinds(tally.useful[a.direction], a.kinds)

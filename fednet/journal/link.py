@@ -163,45 +163,18 @@ class Link:
         nbytes: int,
         stray: str = "",
     ) -> Name:
-        """Adds a message to events that are not in the journal yet; returns the name of its
-        account. Messages that are alike and follow each other are one event, since the tasks of a
-        round, and the replies to them, mostly are.
-        """
-        event = self._event_of(conn, direction, message, body, nbytes, stray)
-        name = event.names[0]
-        if crossing and _are_alike(crossing[-1], event):
-            crossing[-1].names.append(name)
-        else:
-            crossing.append(event)
-        return name
+        """Adds a message of so many bytes to events that are not in the journal yet; returns the
+        name of its account. Messages that are alike and follow each other are one event, since the
+        tasks of a round, and the replies to them, mostly are.
 
-    def _event_of_many(
-        self, conn: bytes, direction: m.Direction, what: str, nbytes: int
-    ) -> Crossed:
-        """Bytes of a row of many messages."""
-        whose = NOBODY if conn in self._strangers else conn
-        name = whose, direction, what, 0
-        self._counted.setdefault(whose, {})[name] = None
-        return Crossed([name], what, nbytes, counted=True)
-
-    def _event_of(
-        self,
-        conn: bytes,
-        direction: m.Direction,
-        message: m.Message,
-        body: Body | None,
-        nbytes: int,
-        stray: str = "",
-    ) -> Crossed:
-        """A message of so many bytes that crosses, and the account that it belongs to. A part of a
-        payload belongs to that payload's account. A stray one does not, but its kinds are found by
-        the form that is noted there.
+        A part of a payload belongs to that payload's account. A stray one does not, but its kinds
+        are found by the form that is noted there.
         """
         key: m.Key | None = getattr(message, "key", None)
-        if key is None and isinstance(message, m.BEATS):
-            return self._event_of_many(conn, direction, "beat", nbytes)
-        if key is None and stray:
-            return self._event_of_many(conn, direction, "refused", nbytes)
+        if key is None and (stray or isinstance(message, m.BEATS)):
+            what = "beat" if isinstance(message, m.BEATS) else "refused"
+            crossing.append(self._event_of_many(conn, direction, what, nbytes))
+            return crossing[-1].names[0]
         kinds: dict[str, int] = {}
         raw = 0
         type = str(message.__struct_config__.tag)
@@ -234,7 +207,29 @@ class Link:
         if key is not None and key.purpose == "evaluate":
             final = (key.round, key.phase) == self.final
         whose = key if name[2] == ONCE else None
-        return Crossed([name], type, envelope, kinds, raw, whose, final=final)
+        last = crossing[-1] if crossing else None
+        if (
+            last is not None
+            and last.kinds is kinds  # those of one form, see `_split`
+            and last.envelope == envelope
+            and last.type == type
+            and last.names[0][1] == direction
+            and last.key is whose is None
+            and last.final == final
+        ):
+            last.names.append(name)
+        else:
+            crossing.append(Crossed([name], type, envelope, kinds, raw, whose, final=final))
+        return name
+
+    def _event_of_many(
+        self, conn: bytes, direction: m.Direction, what: str, nbytes: int
+    ) -> Crossed:
+        """Bytes of a row of many messages."""
+        whose = NOBODY if conn in self._strangers else conn
+        name = whose, direction, what, 0
+        self._counted.setdefault(whose, {})[name] = None
+        return Crossed([name], what, nbytes, counted=True)
 
     def _split(
         self, direction: m.Direction, form: Sequence[m.Field], start: int, length: int
@@ -394,18 +389,6 @@ class Link:
         self.close_counted(conn, round, worker)
         if not awaited:
             self._close(self.journal.book.open_accounts_of(conn), reason="cut short")
-
-
-def _are_alike(one: Crossed, other: Crossed) -> bool:
-    """Whether two messages are one event."""
-    return (
-        one.kinds is other.kinds  # those of one form, see `Link._split`
-        and one.envelope == other.envelope
-        and one.type == other.type
-        and one.names[0][1] == other.names[0][1]
-        and one.key is other.key is None
-        and one.final == other.final
-    )
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

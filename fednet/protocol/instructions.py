@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fednet.plain import JsonDict
-from fednet.wire import messages as m
+from fednet.protocol.tasks import TrackedTask
 from fednet.wire.body import Body
 from fednet.wire.messages import Direction, Key, Message
 
@@ -40,16 +40,12 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """All of a reply's payload is here. The caller checks it, and calls `accept` or `reject`."""
+    """All of the payload of a task's reply is here. The caller checks it, and calls `accept` or
+    `reject`.
+    """
 
-    reply: m.Reply
-    worker: str
-    taken_s: float = 0.0
-    """Seconds since its worker started with the task."""
-    up_conn: bytes = b""
-    """The connection that the reply came over."""
-    down_conn: bytes = b""
-    """The one that its task went over."""
+    task: TrackedTask
+    """With the reply, and the connections that both crossed."""
     body: Body | None = None
     """Its payload, where it came in one piece; None: its parts were to be stored."""
 

@@ -46,6 +46,8 @@ from fednet.protocol.table import (
 from fednet.protocol.tasks import (
     DEATHS,
     LEFT,
+    NO_REPLY,
+    NOT_HANDED,
     STATE_LOST,
     TRIES,
     Rules,
@@ -757,7 +759,7 @@ class ServerProtocol:
     def _whole(self, t: TrackedTask, reply: m.Reply, conn: bytes, body: Body | None = None) -> None:
         """All of a reply is here. body: its payload, where that came beside it."""
         self._reply_comes(t, TaskEvent.WHOLE, conn, reply)
-        self._out.append(Arrived(reply, t.worker, self.now - t.since, conn, t.conn, body))
+        self._out.append(Arrived(t, body))
 
     def _grant(self) -> None:
         """Grants parts of replies that come in, within the window and the budget, first to the
@@ -851,6 +853,8 @@ class ServerProtocol:
 
     def _assign(self, only: ClientProcess | None = None) -> None:
         """Hands waiting tasks to free workers, see `Assignment.pairs`."""
+        if not self._assignment.waiting:
+            return
         for t, worker in self._assignment.pairs(only):
             self._hand(t, worker)
 
@@ -972,7 +976,11 @@ class ServerProtocol:
             elif effect is Effect.RESOLVE:
                 self._assignment.remove(client)
                 self._out.append(Resolved(t.key, reason))
-        t.become(following)
+        t.status = following
+        if following in NO_REPLY:
+            t.forget_reply()
+        if following in NOT_HANDED:
+            t.forget_worker()
 
     def _cancel(self, reason: str) -> None:
         for t in self.open_tasks():
@@ -999,14 +1007,13 @@ class ServerProtocol:
         self._depart()
         deadline = self.rules.deadline
         for t in self.open_tasks():
-            running = t.status in WITH_WORKER and t.running
             leaves = latest = math.inf
             if t.spec.leaves is not None and t.spec.leaves.at is not None:
                 leaves = t.spec.leaves.at
-            if running and deadline is not None:
+            if deadline is not None and t.running and t.status in WITH_WORKER:
                 latest = t.since + deadline
-            end, why = end_of(math.inf, leaves, latest)
-            if self.now >= end and t.status is not TaskState.ARRIVED:
+            if self.now >= min(leaves, latest) and t.status is not TaskState.ARRIVED:
+                _, why = end_of(math.inf, leaves, latest)
                 self._change(t, TaskEvent.LEFT if why == LEFT else TaskEvent.DEADLINE, why)
             elif t.status is TaskState.WAITING and t.spec.client not in self.roster.hosting:
                 until, why = self.roster.waited_until(t.spec.client, t.since, self.rules.join)

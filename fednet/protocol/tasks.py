@@ -122,18 +122,18 @@ class TrackedTask(msgspec.Struct, eq=False):
             self.running = True
             self.since = self.heard = now
 
-    def become(self, state: TaskState) -> None:
-        """The task is in another state, and what belongs to the one before is forgotten."""
-        self.status = state
-        if state in NOT_HANDED:
-            self.worker = ""
-            self.conn = b""
-            self.running = False
-            self.down = None
-        if state in NO_REPLY:
-            self.reply = None
-            self.up = None
-            self.up_conn = b""
+    def forget_worker(self) -> None:
+        """No worker has it any more."""
+        self.worker = ""
+        self.conn = b""
+        self.running = False
+        self.down = None
+
+    def forget_reply(self) -> None:
+        """No reply to it is announced any more."""
+        self.reply = None
+        self.up = None
+        self.up_conn = b""
 
 
 def message_of(

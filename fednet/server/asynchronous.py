@@ -14,6 +14,7 @@ holds the tasks under way, and what went down with them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -222,7 +223,7 @@ class Updates(Rounds):
         if self.faults.replay is not None and (client, task.spec.round) not in self._counted:
             task.reason = "not counted"  # the record says when it ended
         else:
-            self.source.expect(client)
+            self.source.expect([client])
 
     def take(self, event: ScheduleEvent) -> None:
         """What follows from an event: a task has ended, or the second of the schedule has come."""
@@ -304,8 +305,8 @@ class RecordedEvents:
         self._real = real
         self._here: set[int] = set()  # clients whose tasks have ended
 
-    def expect(self, client: int) -> None:
-        self._real.expect(client)
+    def expect(self, clients: Iterable[int]) -> None:
+        self._real.expect(clients)
 
     def next(self, wakeup: float) -> ScheduleEvent:
         row = self._replay.rounds[self._schedule.round]

@@ -30,6 +30,7 @@ from fednet.journal.events import Over, Tally, Verdict
 from fednet.journal.link import Link
 from fednet.models.start import with_model_digest
 from fednet.plain import JsonMapping
+from fednet.protocol.instructions import Resolved
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.protocol.workers import Sites
@@ -39,7 +40,7 @@ from fednet.server.events import Events
 from fednet.server.faulty_protocol import FaultyServerProtocol
 from fednet.server.growth import grow_state, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
-from fednet.server.io import Outcome, ServerIO
+from fednet.server.io import ServerIO
 from fednet.server.records import Records
 from fednet.server.watch import Hosting, Watch
 from fednet.transport.framing import connection_bytes, framing
@@ -128,8 +129,10 @@ class Clients:
         with self.io as io:
             io.act(io.protocol.cancel(reason, io.now()))
 
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """The next task that is over; None after `timeout_s`. Each is returned once."""
+    def wait(self, timeout_s: float) -> ReceivedReply | Resolved | None:
+        """The reply to the next task that is over, or why there is none; None after `timeout_s`.
+        Each is returned once.
+        """
         outcomes = self.io.outcomes
         if not outcomes:
             self.io.rest(timeout_s, outcomes.__len__)
@@ -145,10 +148,10 @@ class Clients:
         while self.io.outcomes:
             self.discard(self.io.outcomes.popleft())
 
-    def discard(self, outcome: Outcome) -> None:
+    def discard(self, outcome: ReceivedReply | Resolved) -> None:
         """The outcome came after its exchange was over."""
-        if outcome.reply is not None:
-            outcome.reply.let_go()
+        if isinstance(outcome, ReceivedReply):
+            outcome.let_go()
             self.verdict([(outcome.key, LEFT_OUT, None)])
 
     # -- their replies -----------------------------------------------------------------------------

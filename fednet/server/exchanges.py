@@ -86,15 +86,14 @@ class Exchanges:
         for client, reply in list(exchange.earlier.items()):
             if client not in exchange.asked:
                 why = "clients joined, and this one is not in the round any more"
-                self.clients.verdict([(reply.message.key, why, None)])
+                self.clients.verdict([(reply.key, why, None)])
                 del exchange.earlier[client]
         exchange.encoding = time.monotonic() - exchange.opened
         if self.conditions.faults.replay is None:  # in a replay the record says who counts
             exchange.schedule.first = self.config.first
         source = self._source(exchange)
         # Replies that an earlier server received, in the order in which they came, are the first.
-        for client in (*exchange.earlier, *[c for c in cohort if c not in exchange.earlier]):
-            source.expect(client)
+        source.expect([*exchange.earlier, *[c for c in cohort if c not in exchange.earlier]])
         if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
             while (over := source.next_known()) is not None:
                 self.take(exchange, ScheduleEvent(0.0, over, exchange.asked[over].reason))
@@ -218,7 +217,8 @@ class Exchanges:
         spec.evaluates = exchange.evaluates
         spec.bound = self.method.exchanges[index].summation.bound
         self._may_lack_base(exchange, spec)
-        self._use_earlier_reply(exchange, asked)
+        if exchange.earlier:
+            self._use_earlier_reply(exchange, asked)
         if self.conditions.may_disturb or self.conditions.blamed:
             self._disturb(exchange, asked)
 
@@ -233,7 +233,7 @@ class Exchanges:
         if reply.record.task == (spec.check, spec.start):
             asked.reply = reply
         else:
-            self.clients.verdict([(reply.message.key, "the answer to another task", None)])
+            self.clients.verdict([(reply.key, "the answer to another task", None)])
             del exchange.earlier[spec.client]
 
     def _disturb(self, exchange: OpenExchange, asked: AskedClient) -> None:
@@ -286,10 +286,7 @@ class Exchanges:
     # -- collecting --------------------------------------------------------------------------------
     def _source(self, exchange: OpenExchange) -> Source:
         """Where the events of an exchange come from, in seconds from its beginning."""
-
-        def again(client: int) -> bool:
-            return self._asked_again(exchange, client)
-
+        again = functools.partial(self._asked_again, exchange)
         phase = exchange.index, exchange.purpose
         real = RealTime(self.clients, exchange.asked, exchange.opened, phase, again)
         if self.conditions.clock is None or exchange.purpose == "evaluate":
@@ -434,7 +431,7 @@ class Exchanges:
         asked.reason = f"refused: {reason}"
         self._note_dropped(exchange, client)
         if asked.reply is not None:
-            self.clients.withdraw(asked.reply.message.key)
+            self.clients.withdraw(asked.reply.key)
         self.may_stop(exchange.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:
@@ -455,7 +452,7 @@ class Exchanges:
             if reply is not None:
                 if reason and not reply.earlier:
                     reason = LEFT_OUT
-                replies.append((reply.message.key, reason, asked.staleness))
+                replies.append((reply.key, reason, asked.staleness))
         self.clients.verdict(replies)
 
     # -- evaluations by clients --------------------------------------------------------------------
@@ -488,7 +485,7 @@ class Exchanges:
         """
         exp = self.experiment
         form = reply.message.form
-        key = reply.message.key
+        key = reply.key
         if key.purpose == "train":
             own = len(exp.algorithm.exchanges[key.phase].up.fields)
             if reply.refused or len(form) == own:

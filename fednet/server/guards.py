@@ -98,7 +98,7 @@ def guards_of(
         found.append(MaxShare(setup.experiment))
     if config.privacy.clip is not None:
         found.append(Clipping(config.privacy, sent))
-    if not method.own_schedule:
+    if not method.own_schedule and config.schedule.mode != "sync":
         found.append(Rebasing(exchange, sent, shared))
     if stack.needs_stack(config):
         fields = exchanges[exchange.index].up.fields

@@ -95,9 +95,7 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """A reply that was checked, and is in the journal."""
 
     record: Accepted
-    """The event."""
-    message: m.Reply
-    """Of the event."""
+    """The event, which has the client's message."""
     memory: HeldMemory
     journal: Journal
     path: str = ""
@@ -126,6 +124,16 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """When, on this process's clock."""
     earlier: bool = False
     """Received by an earlier server."""
+
+    @property
+    def message(self) -> m.Reply:
+        """As the client sent it, see `Accepted`."""
+        return self.record.message
+
+    @property
+    def key(self) -> Key:
+        """Of its task."""
+        return self.record.message.key
 
     def body(self) -> Body:
         """Its payload. Bytes are the caller's own: to write to them changes no file, nor what the
@@ -276,7 +284,7 @@ class Inbox:
         key = message.key
         size = message.size
         now = time.monotonic()
-        reply = ReceivedReply(record, message, self._memory, self._journal, arrived=now)
+        reply = ReceivedReply(record, self._memory, self._journal, arrived=now)
         found = b""  # the digest of what came
         if body is not None and body.by_reference and self._memory.take(key.round, size):
             reply.data = body
@@ -295,7 +303,6 @@ class Inbox:
             reported = {n: v for n, v in message.reported.items() if math.isfinite(v)}
             message = msgspec.structs.replace(message, reported=reported)
         record.message = message
-        reply.message = message
         if not body.by_reference and (found or body.digest()) != message.check:
             self._discard(reply)
             raise RemoteProtocolError("the payload was damaged on its way")
@@ -368,8 +375,7 @@ class Inbox:
             if (key.round, key.phase) != (round, phase):
                 continue
             path = "" if record.inline else self._path(key)
-            message = record.message
-            reply = ReceivedReply(record, message, self._memory, self._journal, path, earlier=True)
+            reply = ReceivedReply(record, self._memory, self._journal, path, earlier=True)
             # A power cut may have lost its payload, or left an earlier one's bytes in its place.
             size = record.message.size
             there = bool(record.inline) or not size
@@ -503,7 +509,7 @@ def decoder(
         key = first.key
         form: Sequence[Field] = first.form
         if key.purpose == "evaluate":
-            clients = [reply.message.key.client for reply in replies]
+            clients = [reply.key.client for reply in replies]
             return [evaluation_in(exp, form, b, tested(c)) for c, b in zip(clients, bodies)]
         kind = exp.algorithm.exchanges[key.phase].up
         more: Sequence[Field] = ()  # the fields of an evaluation
@@ -531,7 +537,7 @@ def decoder(
         for reply, payload in zip(replies, payloads):
             check(reply, payload)
         for reply, body in zip(replies, behind):
-            client = reply.message.key.client
+            client = reply.key.client
             try:
                 reply.evaluation = evaluation_in(exp, more, body, tested(client))
             except RemoteProtocolError as broken:  # it decides nothing of the training
@@ -549,13 +555,13 @@ def decoder(
         body: Body,
         fill: Tensors,
     ) -> Payload:
-        key = reply.message.key
+        key = reply.key
         x = sent.get(key.client, initial)  # a compressed state is a difference to it
         past = Memory(sent.remembered, reply.remembered, f"client {key.client}/up/{key.phase}/")
         return exp.up.decode(kind, form, body, x, fill, True, past)
 
     def check(reply: ReceivedReply, payload: Payload) -> None:
-        client = reply.message.key.client
+        client = reply.key.client
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):

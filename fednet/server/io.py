@@ -22,8 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.link import NOBODY, Incoming, Link
@@ -109,16 +107,6 @@ def at_once(clients: int) -> int:
     return JOINS_AT_ONCE + 2 * clients
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """A client's task is over. reason: "" where its reply was accepted, else why none was. reply:
-    None where none was.
-    """
-
-    key: m.Key
-    reason: str = ""
-    reply: ReceivedReply | None = None
-
-
 class ServerIO:
     """The server's sockets, protocol, journal and inbox, and their clock.
 
@@ -126,7 +114,8 @@ class ServerIO:
     caretaker, a thread that does the I/O meanwhile. What the caretaker raised is raised by the next
     `with io:`. In one process there is no caretaker, and `rest` also steps the clients.
 
-    outcomes: of tasks that are over, in the order in which they ended; `Clients.wait` takes them.
+    outcomes: of tasks that are over, in the order in which they ended: the reply, or why there is
+    none. `Clients.wait` takes them.
     inline: the clients work in this process, while the server waits.
     """
 
@@ -152,15 +141,15 @@ class ServerIO:
         self._pump_clients = pump
         self._at = at
         self.inline = pump is not None
-        self.outcomes: deque[Outcome] = deque()
+        self.outcomes: deque[ReceivedReply | Resolved] = deque()
         self._taken: dict[m.Key, ReceivedReply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
         self._unsent: list[Send] = []
         self._unsent_of: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not accepted or rejected yet
-        self._resolved: list[Outcome] = []
-        self._just_accepted: list[ReceivedReply] = []
+        self._resolved: list[ReceivedReply | Resolved] = []
+        self._trained: set[int] = set()  # rounds of replies that were accepted
         self._handled = 0  # messages since the last `_conclude`
         self._tasks_left = False  # whether a task has left since the last step
         self._tick_at = self._shown_at = self._booked = 0.0
@@ -481,10 +470,10 @@ class ServerIO:
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 if i.body is not None:
-                    self._at("spooling", i.reply.key.round)
+                    self._at("spooling", i.task.key.round)
                 self._whole.append(i)
             elif isinstance(i, Resolved):
-                self._resolved.append(Outcome(i.key, i.reason, self._taken.pop(i.key, None)))
+                self._resolved.append(self._taken.pop(i.key, i))
             elif isinstance(i, ClosePayload):
                 if (i.conn, i.key) in self._unsent_of:
                     self._send_all()  # before it is closed: what cannot leave is subtracted
@@ -510,27 +499,31 @@ class ServerIO:
         unsent = False
         records: list[tuple[Accepted, Body | None]] = []
         for i in whole:
-            key = i.reply.key
-            if (i.up_conn, key) in self._unsent_of or (i.down_conn, key) in self._unsent_of:
+            task = i.task
+            reply = task.reply
+            assert reply is not None
+            up = task.up_conn
+            down = task.conn
+            if (up, task.key) in self._unsent_of or (down, task.key) in self._unsent_of:
                 unsent = True
-            spec = self.protocol.tasks[key.client].spec
-            worker = self.protocol.roster.workers[i.worker]
+            worker = self.protocol.roster.workers[task.worker]
             place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
-            record = Accepted(
-                i.reply, i.down_conn, i.up_conn, (spec.check, spec.start), place, i.taken_s
-            )
+            asked = task.spec.check, task.spec.start
+            record = Accepted(reply, down, up, asked, place, task.heard - task.since)
             records.append((record, i.body))
         if unsent:
             self._send_all()  # before it is accepted: what cannot leave is subtracted
         answers: list[list[Instruction]] = []
-        for (record, _), reply in zip(records, self.inbox.take(records)):
+        now = self.now()
+        for (record, _), taken in zip(records, self.inbox.take(records)):
             key = record.message.key
-            if isinstance(reply, ReceivedReply):
-                self._just_accepted.append(reply)
-                self._taken[key] = reply
-                answers.append(self.protocol.accept(key, self.now(), reply.refused))
+            if isinstance(taken, ReceivedReply):
+                self._taken[key] = taken
+                if key.purpose == "train":
+                    self._trained.add(key.round)
+                answers.append(self.protocol.accept(key, now, taken.refused))
             else:
-                answers.append(self.protocol.reject(key, str(reply), self.now()))
+                answers.append(self.protocol.reject(key, str(taken), now))
         for instructions in answers:
             self._do(instructions)
 
@@ -560,10 +553,8 @@ class ServerIO:
             self._send_all()
         else:
             self.journal.flush()
-        for reply in self._just_accepted:
-            key = reply.message.key
-            if key.purpose == "train":
-                self._at("receiving", key.round)
-        self._just_accepted.clear()
+        for round in sorted(self._trained):
+            self._at("receiving", round)
+        self._trained.clear()
         self.outcomes += self._resolved
         self._resolved.clear()

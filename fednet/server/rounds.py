@@ -419,7 +419,7 @@ class Rounds:
         residuals = dict(exchange.residuals)
         for client, reply in exchange.done.items():
             if reply.message.kept:
-                versions[client] = reply.message.key.version
+                versions[client] = reply.key.version
                 states[client] = reply.message.state
                 residuals |= exchange.asked[client].memory
         return RunState(server, versions, states, residuals, self._candidates(round))

@@ -49,6 +49,7 @@ class Cohort:
     first: int | None = None
     at: float = 0.0
     training: set[int] = field(init=False)
+    closed: bool = field(init=False)
     replied: list[int] = field(default_factory=list)
     """Who was in time, in the order of the replies."""
     dropped: dict[int, str] = field(default_factory=dict)
@@ -56,10 +57,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         self.training = set(self.clients)
-
-    @property
-    def closed(self) -> bool:
-        return not self.training
+        self.closed = not self.training
 
     def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
         if client is None:
@@ -70,12 +68,13 @@ class Cohort:
         self.training.remove(client)
         if reason:
             self.dropped[client] = reason
-            return []
-        self.replied.append(client)
-        if len(self.replied) == self.first:
-            late = f"not among the first {self.first}"
-            self.dropped |= dict.fromkeys(sorted(self.training), late)
-            self.training.clear()
+        else:
+            self.replied.append(client)
+            if len(self.replied) == self.first:
+                late = f"not among the first {self.first}"
+                self.dropped |= dict.fromkeys(sorted(self.training), late)
+                self.training.clear()
+        self.closed = not self.training
         return []
 
     def next_wakeup(self) -> float:

@@ -11,7 +11,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -68,8 +68,8 @@ class ScheduleEvent(NamedTuple):
 
 
 class Source(Protocol):
-    def expect(self, client: int) -> None:
-        """The client's task is under way, or was over before it went out."""
+    def expect(self, clients: Iterable[int]) -> None:
+        """The tasks of these clients are under way, or were over before they went out."""
 
     def next(self, wakeup: float) -> ScheduleEvent:
         """Waits for the next event, at most until the second `wakeup`."""
@@ -102,9 +102,8 @@ class RealTime:
         self.again = again
         self._over: deque[int] = deque()  # clients whose tasks need not be waited for
 
-    def expect(self, client: int) -> None:
-        if self.tasks[client].over:
-            self._over.append(client)
+    def expect(self, clients: Iterable[int]) -> None:
+        self._over += [client for client in clients if self.tasks[client].over]
 
     def now(self) -> float:
         return time.monotonic() - self.began
@@ -118,18 +117,18 @@ class RealTime:
     def next(self, wakeup: float) -> ScheduleEvent:
         while True:
             self.clients.watch.check()
-            client = self.next_ended(min(POLL_S, max(0.0, wakeup - self.now())))
+            client = self.next_ended(wakeup - self.now())
+            now = self.now()
             if client is not None:
-                return ScheduleEvent(self.now(), client, self.tasks[client].reason)
-            if self.now() >= wakeup:
-                return ScheduleEvent(self.now(), None)
+                return ScheduleEvent(now, client, self.tasks[client].reason)
+            if now >= wakeup:
+                return ScheduleEvent(now, None)
 
     def next_ended(self, timeout_s: float) -> int | None:
         """The next client whose task is over; None after a while."""
-        client = self.next_known()
-        if client is not None:
-            return client
-        outcome = self.clients.wait(timeout_s)
+        if self._over:
+            return self._over.popleft()
+        outcome = self.clients.wait(min(POLL_S, max(0.0, timeout_s)))
         if outcome is None:
             return None
         key = outcome.key
@@ -142,8 +141,10 @@ class RealTime:
         if task is None or not theirs or task.over:
             self.clients.discard(outcome)  # of a task that has ended already
             return None
-        task.reply = outcome.reply
-        task.reason = outcome.reason
+        if isinstance(outcome, ReceivedReply):
+            task.reply = outcome
+        else:
+            task.reason = outcome.reason
         return None if self.again(key.client) else key.client
 
 
@@ -161,9 +162,10 @@ class SimulatedTime:
         self._end = end
         self.order = Order()
 
-    def expect(self, client: int) -> None:
-        self.order.expect(client, self._end(client, None)[0])
-        self.real.expect(client)
+    def expect(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            self.order.expect(client, self._end(client, None)[0])
+        self.real.expect(clients)
 
     def next(self, wakeup: float) -> ScheduleEvent:
         while True:

@@ -162,14 +162,15 @@ class Net:
                 assert len(self.spool[i.key]) == i.offset
                 self.spool[i.key] += i.data.to_bytes()
             elif isinstance(i, s.Arrived):
-                key = i.reply.key
+                reply = i.task.reply
+                key = reply.key
                 payload = bytes(self.spool.pop(key) if i.body is None else i.body)
-                assert len(payload) == i.reply.size
+                assert len(payload) == reply.size
                 if payload in self.bad:
                     pending.extend(self.server.reject(key, "bad", self.now))
                 else:
                     self.done[key] = payload
-                    self.journal.note(Accepted(i.reply, i.down_conn, i.up_conn))
+                    self.journal.note(Accepted(reply, i.task.conn, i.task.up_conn))
                     self.journal.note(Verdict([(key, "", None)]))
                     pending.extend(self.server.accept(key, self.now))
             elif isinstance(i, s.Resolved):

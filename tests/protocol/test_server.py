@@ -136,8 +136,9 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     (task,) = sent(say(s, b"1", READY), m.Task)
     assert (task.key, task.size) == (key(), 5)
     got = replies(s, b"1", 0)
-    whole = Arrived(reply(), "w", up_conn=b"1", down_conn=b"1", body=BODY)
-    assert got == [whole]
+    (whole,) = got
+    assert (whole.task.key, whole.task.reply, whole.body) == (key(), reply(), BODY)
+    assert (whole.task.conn, whole.task.up_conn) == (b"1", b"1")
     assert s.accept(key(), 1.0) == [Resolved(key(0))]
 
 

@@ -62,7 +62,7 @@ def admit(w, mask, exempt=frozenset(), chains=None):
     form = list(sent.form)
     message = m.Reply(key=Key(1, 0, 0, 0), form=form, size=sum(f.size for f in form))
     decoder_of(codec, Whole)(
-        [ReceivedReply(Accepted(message, b"", b""), message, HeldMemory(0), Journal(print))],
+        [ReceivedReply(Accepted(message, b"", b""), HeldMemory(0), Journal(print))],
         [Body([bytes(sent.body)])],
     )
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fednet.protocol.instructions import Resolved
 from fednet.protocol.tasks import TaskSpec
 from fednet.server.driver import drive
-from fednet.server.io import Outcome
 from fednet.server.schedule import Cohort
 from fednet.server.sources import AskedClient, RealTime, ScheduleEvent, SimulatedTime
 from fednet.wire.messages import Key
@@ -115,7 +115,7 @@ class Box:
 
 
 def outcome(client, reason="lost", round=3, phase=0, purpose="train"):
-    return Outcome(Key(round, phase, 0, client, purpose), reason)
+    return Resolved(Key(round, phase, 0, client, purpose), reason)
 
 
 def real(box, clients=3, **more):
@@ -135,8 +135,7 @@ def test_an_outcome_of_another_exchange_or_of_a_task_that_is_over_is_no_event():
 def test_tasks_that_were_over_before_they_went_out_are_the_first_events():
     source = real(Box(outcome(0)))
     source.tasks[2].reason = "away"
-    for client in range(3):
-        source.expect(client)
+    source.expect(range(3))
     assert [source.next(math.inf)[1:] for _ in range(2)] == [(2, "away"), (0, "lost")]
 
 
@@ -160,8 +159,7 @@ def test_in_simulated_time_events_come_in_the_order_of_the_clock(arrivals):
         real(Box(*[outcome(client) for client in arrivals])),
         lambda client, up: (1.0, "") if up is None else ends[client],
     )
-    for client in range(3):
-        source.expect(client)
+    source.expect(range(3))
     assert source.next(0.5) == (0.5, None, "")
     found = [source.next(math.inf) for _ in range(3)]
     assert found == [(2.0, 1, "gone"), (5.0, 0, "late"), (5.0, 2, "")]

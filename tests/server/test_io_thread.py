@@ -18,9 +18,9 @@ from fednet.files import digest
 from fednet.journal.link import Link
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.instructions import Arrived, ClosePayload, Send
+from fednet.protocol.instructions import Arrived, ClosePayload, Resolved, Send
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Rules, TaskSpec
+from fednet.protocol.tasks import Rules, TaskSpec, TrackedTask
 from fednet.server import io as server_io
 from fednet.server.clients import Clients, DataSizes
 from fednet.server.events import Events
@@ -142,9 +142,10 @@ class Both:
             assert time.monotonic() < limit
             found = self.clients.wait(0.01)
             if found is not None:
-                done.append(found.reason)
-                if found.reply is not None:
-                    self.clients.verdict([(found.reply.message.key, "", None)])
+                whole = isinstance(found, ReceivedReply)
+                done.append("" if whole else found.reason)
+                if whole:
+                    self.clients.verdict([(found.key, "", None)])
         assert done == [ended, ended]
 
 
@@ -173,7 +174,7 @@ def test_nothing_counts_of_a_task_whose_reply_cannot_be_used(tmp_path, monkeypat
     monkeypatch.setattr(ReceivedReply, "let_go", lambda reply: let_go.append(reply.message.key))
     both.phase(10, "refused: not finite")
     ended = [o for o in outcomes if o is not None]
-    assert [o.reply for o in ended] == [None] * 2
+    assert [type(o) for o in ended] == [Resolved] * 2
     assert {key.client for key in let_go} == {0, 1}
 
 
@@ -513,22 +514,16 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     io = both.io
     form = [m.Field("x", "state", 3, 3)]
     reply = m.Reply(key=key, form=form, size=3, check=digest([b"abc"]))
-    monkeypatch.setattr(
-        io.protocol, "tasks", {0: SimpleNamespace(spec=TaskSpec(0, [], Body([]), b""))}
-    )
+    spec = TaskSpec(0, [], Body([]), b"")
     monkeypatch.setattr(io.protocol, "accept", lambda key, now, evaluation: [])
     both.client_transport.close()
-    where = {
-        "body": Body([b"abc"]),
-        "up_conn": b"another",
-        "down_conn": b"another",
-        f"{over}_conn": last,
-    }
+    task = TrackedTask(spec, key, worker="w", conn=b"another", reply=reply, up_conn=b"another")
+    setattr(task, {"up": "up_conn", "down": "conn"}[over], last)
     io.act(
         [
             Send(last, m.Pull(run="run", inc=1, key=key, first=0, count=1)),
             Send(last, m.Task(run="run", inc=1, key=key, form=form, size=3), Body([b"abc"])),
-            Arrived(reply, "w", **where),
+            Arrived(task, Body([b"abc"])),
         ]
     )
     assert io.journal.book.waiting[key] == []
@@ -621,9 +616,9 @@ def test_a_reply_that_came_after_its_exchange_was_over_is_wasted_and_takes_no_me
     clients.open((1, 1, "train"), [])
     outcome = clients.wait(0.0)
     assert outcome.key == key
-    assert outcome.reply.held == 23
+    assert outcome.held == 23
     clients.discard(outcome)
-    assert outcome.reply.payload is None
+    assert outcome.payload is None
     assert not any(io.inbox._memory._held.values())
     ended = [(r["type"], r["useful"], r["reason"]) for r in rows if r["client"] == 0]
     assert sorted(ended) == [("reply", False, "left out"), ("task", False, "left out")]

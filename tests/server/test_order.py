@@ -13,6 +13,7 @@ import pytest
 
 from fednet.files import digest
 from fednet.protocol.tasks import TaskSpec
+from fednet.server.inbox import ReceivedReply
 from fednet.transport.framing import framing
 from fednet.transport.inproc import Inproc, InprocServer
 from fednet.wire import messages as m
@@ -61,8 +62,7 @@ def test_a_reply_is_on_disk_before_any_message_leaves_and_before_the_rounds_get_
     io._step(0.0)
     assert left == beats * [True]
     outcome = clients.wait(0.0)
-    assert outcome is not None
-    assert outcome.reason == ""
+    assert isinstance(outcome, ReceivedReply)
     assert on_disk()
     io.close(linger_s=0)
 
