@@ -10,8 +10,9 @@ same link serves every transport.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from msgspec import msgpack
 
 from fednet.errors import RemoteProtocolError
@@ -29,7 +30,7 @@ CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
 Frame = Any  # bytes, as the transport has them
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True):
     """A message that is recorded and has not left."""
 
     conn: bytes
@@ -40,7 +41,7 @@ class Outgoing(NamedTuple):
     """The event that records it, perhaps with others."""
 
 
-class Incoming(NamedTuple):
+class Incoming(msgspec.Struct, frozen=True):
     """A message that came, and is not recorded."""
 
     conn: bytes
@@ -137,13 +138,14 @@ class Link:
         """Adds what was received to its accounts; whether it was useful is not known yet."""
         wasted: list[tuple[Name, str]] = []
         crossing: list[Crossed] = []
-        for conn, message, body, frames, stray in received:
-            nbytes = self._framing(*map(len, frames))
+        for one in received:
+            conn = one.conn
+            nbytes = self._framing(*map(len, one.frames))
             if conn in self._received:  # else it has ended, and been counted
                 self._received[conn] += nbytes
-            name = self._add(crossing, conn, self.back, message, body, nbytes, stray)
+            name = self._add(crossing, conn, self.back, one.message, one.body, nbytes, one.stray)
             if name[2] == ONCE:
-                wasted.append((name, stray))
+                wasted.append((name, one.stray))
         for event in crossing:
             self.journal.note(event)
         for name, stray in wasted:

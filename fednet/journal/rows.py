@@ -5,7 +5,8 @@ little more room than those of one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from fednet.ids import ranges
 from fednet.journal.events import Account
@@ -14,7 +15,7 @@ from fednet.plain import JsonDict
 Row = JsonDict  # of wire.jsonl, with the fields of `records.Messages`
 
 
-class ClosedAccount(NamedTuple):
+class ClosedAccount(msgspec.Struct, frozen=True, gc=False):
     """An account to which nothing more comes, and what became of it."""
 
     account: Account

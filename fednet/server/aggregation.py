@@ -212,7 +212,7 @@ class Aggregation:
                 vars(getattr(up, name))["rough_norm"] = norm  # else found in another pass
         moved: dict[str, Tensors] = {}
         for name, value in tensors_of(up).items():
-            if value.device.type == "cpu":
+            if value.vector.is_cpu:
                 continue
             if self.method.only_sums:
                 for part in (value.vector, value.buffers, value.counters):

@@ -47,7 +47,7 @@ class Sum:
             vector = accumulate(None, x.vector, factor, other)
             buffers = accumulate(None, x.buffers, weight)
             counters = x.counters.clone()
-        elif x.layout == self.layout:
+        elif x.layout is self.layout or x.layout == self.layout:
             vector = accumulate(self.vector, x.vector, factor, other)
             buffers = self.buffers
             counters = self.counters

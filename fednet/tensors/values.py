@@ -398,19 +398,19 @@ def accumulate(
     """Adds weight * (x - less) to `total`, in float64 and in place, and returns it: on the device
     of `total`; None for a new sum, on that of x. The difference is rounded to float32.
     """
-    fresh = total is None
+    length = BLOCK if x.is_cpu else GPU_BLOCK
     size = x.shape[0]
+    fresh = total is None
     if total is None:
         total = room(size, torch.float64, x.device)
+    elif less is None and size <= length and x.device == total.device:
+        return total.add_(x, alpha=weight)  # which torch computes in float64
     if not size:
         return total
-    device = total.device
-    length = BLOCK if device.type == "cpu" else GPU_BLOCK
-    if x.device != device:
-        x = x.to(device)
-    if size <= length and less is None and not fresh:
-        return total.add_(x, alpha=weight)  # which torch computes in float64
-    lesser = itertools.repeat(None) if less is None else less.to(device).split(length)
+    if x.device != total.device:
+        x = x.to(total.device)
+        length = BLOCK if total.is_cpu else GPU_BLOCK
+    lesser = itertools.repeat(None) if less is None else less.to(x.device).split(length)
     for into, part, other in zip(total.split(length), x.split(length), lesser):
         wide = (part if other is None else part - other).double()
         if fresh:
