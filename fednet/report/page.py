@@ -8,7 +8,6 @@ import itertools
 import shlex
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,15 +88,11 @@ def _rendered(runs: Sequence[Run], again: int) -> str:
     found = groups.group(runs)
     several = len(runs) > 1
     firsts = [g.runs[0] for g in found][:RUNS]  # details are of the first seed of each group
-    numbers = itertools.count()
+    prefixes = (f"f{number}-" for number in itertools.count())
 
     def chart(figure: Figure) -> JsonDict:
-        svg = canvas.inline(figure, f"f{next(numbers)}-")
+        (svg,) = canvas.inline(figure, prefixes)
         return {"title": figure.title, "note": figure.note, "svg": svg}
-
-    def main_chart(figure: Figure) -> JsonDict:
-        wide = canvas.inline(replace(figure, size=WIDE), f"f{next(numbers)}-")
-        return {**chart(figure), "wide": wide}
 
     methods = list(dict.fromkeys(g.label for g in found))
     what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
@@ -111,7 +106,8 @@ def _rendered(runs: Sequence[Run], again: int) -> str:
         for place, x in enumerate(axes):
             figure = curves.curve(found, x, m.name)
             if figure is not None:
-                charts.append({"place": place, **main_chart(figure)})
+                wide, narrow = canvas.inline(figure, prefixes, WIDE, figure.size)
+                charts.append({"place": place, "note": figure.note, "wide": wide, "narrow": narrow})
         if charts:
             drawn.append({"name": groups.metric_label(found, m.name), "charts": charts})
     legend = [
