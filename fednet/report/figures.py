@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
 HOVER = 40_000  # cells of the largest grid that shows its values under the pointer
+STEPS = 500  # at most: of more clients, a step is the mean of several
+SIZES = 20  # of circles, at most, of which each is drawn once and then placed
 NAMED = 30  # ticks that have names at most
 WRITTEN = 12  # classes at most of a confusion matrix with its numbers in the cells
 
@@ -239,8 +241,8 @@ def resources(run: Run) -> Iterator[Figure]:
 
 def participation(run: Run) -> Iterator[Figure]:
     """Who was selected, completed and was dropped."""
-    asked = [1 + c for r in run.rounds for c in r.selected]
-    n = max([int(run.config.get("clients", 0)), *asked])
+    last = max((max(r.selected) for r in run.rounds if r.selected), default=-1)
+    n = max(int(run.config.get("clients", 0)), 1 + last)
     rounds = [r.round for r in run.rounds]
     if not n or not rounds:
         return
@@ -248,12 +250,13 @@ def participation(run: Run) -> Iterator[Figure]:
     # 2: neither completed nor dropped in this round: it is still training, or the round was
     # discarded. From 3 on: dropped, for reasons[code - 3].
     words = ["not selected", "completed", "not finished", *reasons]
-    grid = np.zeros((n, len(rounds)), np.int8)
-    for j, r in enumerate(run.rounds):
-        grid[r.selected, j] = 2
-        grid[r.completed, j] = 1
+    grid = np.zeros((len(rounds), n), np.uint8)
+    for of, r in zip(grid, run.rounds):
+        of[r.selected] = 2
+        of[r.completed] = 1
         for client, why in r.dropped.items():
-            grid[int(client), j] = 3 + reasons.index(why)
+            of[int(client)] = 3 + reasons.index(why)
+    grid = grid.T
     kinds = [re.split(r"\W", why)[0] for why in reasons]
     places = style.places(kinds, style.DROPS)
     dropped = [style.CELLS[2 + places[kind] % (len(style.CELLS) - 2)] for kind in kinds]
@@ -262,14 +265,13 @@ def participation(run: Run) -> Iterator[Figure]:
     shown = [code for code in range(len(words)) if code != 2 or (grid == 2).any()]
 
     def draw(fig: MplFigure) -> None:
-        from matplotlib.colors import ListedColormap
+        from matplotlib.colors import to_rgba_array
 
+        shades = np.rint(255 * to_rgba_array(colours)).astype(np.uint8)
+        shades[0] = 0  # transparent
         ax = fig.add_subplot()
         ax.imshow(
-            np.ma.masked_equal(grid, 0),
-            cmap=ListedColormap(colours),
-            vmin=0,
-            vmax=len(colours) - 1,
+            shades[grid],
             aspect="auto",
             extent=(rounds[0] - 0.5, rounds[-1] + 0.5, n - 0.5, -0.5),
         )
@@ -336,7 +338,10 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
     def bars(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        ax.fill_between(range(len(clients)), last, step="mid", color=COLOURS[0])
+        edges = [*range(0, len(clients), -(-len(clients) // STEPS)), len(clients)]
+        means = np.add.reduceat(last, edges[:-1]) / np.diff(edges)
+        height = [*means, means[-1]]
+        ax.fill_between(np.asarray(edges) - 0.5, height, step="post", color=COLOURS[0])
         ax.axhline(
             last.mean(),
             color=COLOURS[2],
@@ -443,21 +448,28 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        i, c = np.nonzero(counts)
         width, height = fig.get_size_inches()
         # Points of a cell.
         across = 72 * (width - 0.9) / n
         down = 72 * (height - 1.0) / c_all
         largest = min(180.0, (0.9 * max(6.0, min(across, down))) ** 2)
-        ax.scatter(
-            i,
-            c,
-            s=largest * counts[i, c] / max(1, counts.max()),
-            color=COLOURS[0],
-            alpha=0.75,
-            linewidth=0,
-            rasterized=len(i) > HOVER // 10,
-        )
+        dots = np.argwhere(counts).T
+        samples = counts[counts > 0]
+        sizes = np.unique(samples)
+        many = samples.size > HOVER // 10
+        circles = [(dots[:, samples == size], size) for size in sizes]
+        if many or len(sizes) > SIZES:
+            circles = [(dots, samples)]
+        for (i, c), size in circles:
+            ax.scatter(
+                i,
+                c,
+                s=largest * size / max(1, counts.max()),
+                color=COLOURS[0],
+                alpha=0.75,
+                linewidth=0,
+                rasterized=many,
+            )
         ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
         whole_ticks(ax.xaxis)
         _set_tick_names(ax.yaxis, classes)
@@ -509,20 +521,30 @@ def _bars(
     ax: Axes, parts: Sequence[tuple[str, np.ndarray, np.ndarray, float]], alpha: float = 1.0
 ) -> None:
     """Draws bars on one another. parts: (colour, x, height, width)."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
     base = np.zeros(1)
     for colour, x, height, wide in parts:
-        ax.bar(
-            x,
-            height,
-            bottom=base,
-            width=0.85 * wide,
-            color=colour,
+        top = base + height
+        corners = np.empty((len(x), 4, 2))
+        corners[..., 0] = x[:, None] + 0.425 * wide * np.array([-1, 1, 1, -1])
+        corners[:, :2, 1] = base[:, None]
+        corners[:, 2:, 1] = top[:, None]
+        # As one path: matplotlib takes a millisecond for each bar that it draws by itself.
+        bars = PathPatch(
+            Outline.make_compound_path_from_polys(corners),
+            facecolor=colour,
             alpha=alpha,
             edgecolor="white",
             linewidth=0.2,
         )
-        base = base + height
+        bars.sticky_edges.y.append(0)  # no margin below the lowest
+        ax.add_artist(bars)
+        ax.update_datalim(corners.reshape(-1, 2))
+        base = top
         ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
+    ax.autoscale_view(scalex=False)
     whole_ticks(ax.xaxis)
 
 

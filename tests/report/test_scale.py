@@ -32,7 +32,8 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
     rows = reading.rows
     monkeypatch.setattr(reading, "rows", counting)
     run = open_run(large)
-    monkeypatch.setattr(canvas, "inline", lambda figure, own, *sizes: sizes or [""])  # all but the drawing
+    # All but the drawing.
+    monkeypatch.setattr(canvas, "inline", lambda figure, own, *sizes: sizes or [figure.size])
     page.render([run])
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
