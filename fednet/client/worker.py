@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -171,7 +172,24 @@ class Worker:
         # do not, which tests/contract holds each of them to: large models save the time.
         self._checked = not shipped(type(experiment.algorithm).__module__)
         self._malicious = attacks.malicious(config)
-        self._masks = is_secure(experiment.algorithm)
+        method = experiment.algorithm
+        self._masks = is_secure(method)
+        self._main = method.main_exchange
+        has_state = bool(dataclasses.fields(method.Client))  # type: ignore[arg-type]
+        # What a client has that kept nothing yet. Where the method has no state, one for all.
+        self._new = Record(algorithm=None if has_state else method.Client())
+        # Whether a training needs what the client's last one left here: the method's state, the
+        # client's own buffers, its optimizer's state, and what its compressed uploads left out.
+        self._needs_past = (
+            has_state
+            or experiment.down.shared
+            or any(chain.remembers for chain in experiment.up.chains.values())
+            or config.model.buffers == "local"
+            or config.train.keep_optimizer
+        )
+        # Whether a training leaves anything here. With a base model a version also says that the
+        # client has had what is sent once.
+        self._keeps = self._needs_past or self.keeps_local or experiment.base_comes
         # By field of the last broadcast: its tensors, and their copy on this device.
         self._copies: dict[str, tuple[Tensors, Tensors]] = {}
         self._broadcast: _Broadcast | None = None  # the last one that others may get too
@@ -236,12 +254,12 @@ class Worker:
         kept = False
 
         # A model that comes without buffers gets the client's own, or the initial ones.
-        held = record.own(exp.setting.initial)
-        fill = exp.initial_shared if held is None else held.select(exp.shared)
+        setting = exp.setting_of(key.client)
+        own = record.own(setting.initial)
+        fill = exp.initial_shared if own is None else own.select(exp.shared)
 
         with self.device.stream():
             step("loading", 0, 0)
-            setting = exp.setting_of(key.client)
             site = self.device.site(key.client)
             splits: Splits | Site = site
             if malicious and config.faults.malicious.attack == "label_flip":
@@ -255,8 +273,8 @@ class Worker:
                 key.round,
                 key.phase,
                 splits=splits,
-                rest=record.own(setting.initial),
-                progress=lambda done, of: step("training", done, of),
+                rest=own,
+                progress=partial(step, "training"),
                 pack=self.pack,
             )
             try:
@@ -272,7 +290,7 @@ class Worker:
                     form = encoded.form
                     sent = encoded.body
                 else:
-                    main = key.phase == method.main_exchange
+                    main = key.phase == self._main
                     past = record.past(f"down/{key.phase}/")
                     state, down = self._decode(exp, task, body, record, fill, host, past)
                     x = weights_of(down)
@@ -283,12 +301,15 @@ class Worker:
                         host.memory = past.next
                     turn("training")
                     given = [setting.initial, *tensors_of(down).values()] if self._checked else []
-                    self._untouched.lend(given)
+                    if given:
+                        self._untouched.lend(given)
                     try:
                         state, up = method.client_update(key.phase, state, down, host)
                     finally:
-                        self._untouched.take_back(given)
-                    evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
+                        if given:
+                            self._untouched.take_back(given)
+                    if host.trained is None:
+                        evaluation.set_trained(method, up, host, wanted=main and self.keeps_local)
 
                     if malicious:
                         up = attacks.attacked_reply(up, reference, config, key.round, key.client)
@@ -297,8 +318,8 @@ class Worker:
                         question = privacy.Question.of(
                             config, self.store.root.name, task, record, body.to_bytes()
                         )
-                        own = privacy.at_client(config)
-                        up = privacy.protect(up, x, own, self._noise, question, self._account)
+                        section = privacy.at_client(config)
+                        up = privacy.protect(up, x, section, self._noise, question, self._account)
                     if self._masks:
                         assert is_secure(method)
                         up = method.mask_reply(key.phase, up, down, x, host)
@@ -328,7 +349,8 @@ class Worker:
                         evaluated = exp.up.encode(evaluation.reply(exp, found))
                         form += evaluated.form
                         sent = Body([*sent.values, *evaluated.body.values])
-                    if method.exchanges[key.phase].summation.trains:
+                    keeps = self._keeps or task.start  # which a run resumed otherwise may have
+                    if keeps and method.exchanges[key.phase].summation.trains:
                         next_record = Record(algorithm=state, residuals=past.next or None)
                         state_sha256, kept = self._save(
                             task, start, next_record, host.trained, main, lambda: turn("saving")
@@ -344,9 +366,10 @@ class Worker:
                 f"round; expected at most {m.REPORTS}."
             )
         reported = host.reported
-        if self.policy.allow is not None and "statistics" not in self.policy.allow:
-            reported = {}
-        self.policy.check_leaves(form)
+        if self.policy.allow is not None:
+            self.policy.check_leaves(form)
+            if "statistics" not in self.policy.allow:
+                reported = {}
         reply = m.Reply(
             run=task.run,
             inc=task.inc,
@@ -357,7 +380,7 @@ class Worker:
             state=state_sha256,
             kept=kept,
             seconds=time.perf_counter() - began,
-            split=[spent[name] for name in SPLIT],
+            split=list(map(spent.__getitem__, SPLIT)),
             reported=reported,
         )
         return reply, sent
@@ -366,24 +389,15 @@ class Worker:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not
         needed.
         """
+        if not task.start:
+            return self._new, ""
         try:
-            found = self.store.load(task.key.client, task.start, task.state)
-            return found or Record(), task.start
+            return self.store.load(task.key.client, task.start, task.state), task.start
         except StateAbsent:
             # The client trains all the same if only the last evaluation needs what is lost.
-            # Training needs the method's state, the client's own buffers, its optimizer's state,
-            # and what its compressed uploads left out.
-            exp = self.experiment
-            if (
-                task.key.purpose != "train"
-                or dataclasses.fields(exp.algorithm.Client)  # type: ignore[arg-type]
-                or exp.down.shared
-                or any(chain.remembers for chain in exp.up.chains.values())
-                or exp.config.model.buffers == "local"
-                or exp.config.train.keep_optimizer
-            ):
+            if task.key.purpose != "train" or self._needs_past:
                 raise
-            return Record(), ""
+            return self._new, ""
 
     def _decode(
         self,
@@ -409,12 +423,12 @@ class Worker:
         # Most clients get the same broadcast: it is decoded once, where nothing of their own is in
         # it and no method writes to it. A large one is not kept, unless clients are packed, of
         # which each would have a copy.
-        alike = not (task.enrol or self._checked) and exp.down.alone(kind)
         last = self._broadcast
-        if alike and last is not None and last.is_in(task, kind, body):
+        if last is not None and not task.enrol and last.is_in(task, kind, body):
             down = last.payload
         else:
             down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
+            alike = not (task.enrol or self._checked) and exp.down.alone(kind)
             if alike and (self.device.packed or body.size <= m.PART):
                 self._broadcast = _Broadcast(kind, list(form), task.check, body, down)
         if body.by_reference and self.device.device.type != "cpu" and method.only_sums:
@@ -451,7 +465,6 @@ class Worker:
         if self.experiment.config.model.buffers == "local" and trained is not None:
             record = record.replace(buffers=trained.buffers, counters=trained.counters)
         new = trained if self.keeps_local and main else None
-        # With a base model a version also says that the client has had what is sent once.
         empty = record.empty
         keep = new is not None or not empty or self.experiment.base_comes
         if keep:

@@ -94,13 +94,10 @@ class ClientStore:
     def _folder(self, client: int) -> Path:
         return self.root / f"client-{client}"
 
-    def load(self, client: int, version: str, sha256: str = "") -> Record | None:
-        """Returns that version of a client's record; None for "", the version before its first.
-        sha256: of the record as the server knows it, "" if it does not. Raises StateAbsent if the
-        record is missing, damaged or another.
+    def load(self, client: int, version: str, sha256: str = "") -> Record:
+        """Returns that version of a client's record. sha256: of the record as the server knows it,
+        "" if it does not. Raises StateAbsent if the record is missing, damaged or another.
         """
-        if not version:
-            return None
         path = self._folder(client) / f"{version}.safetensors"
         if not path.exists():
             raise self._absent(client, version, "state")

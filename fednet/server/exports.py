@@ -18,7 +18,7 @@ import torch
 from fednet.algorithms.state import State, check_of, file_of
 from fednet.errors import StateAbsent
 from fednet.experiment.build import Experiment
-from fednet.experiment.store import ClientStore, Record
+from fednet.experiment.store import ClientStore
 from fednet.files import write_aside
 from fednet.models import adapters
 from fednet.tensors import Tensors
@@ -88,7 +88,7 @@ def keep_personal(
             local = store.local(client, version)
             if local is None:
                 continue
-            record = store.load(client, version) or Record()
+            record = store.load(client, version)
         except StateAbsent as absent:
             gone[client] = str(absent)
             continue

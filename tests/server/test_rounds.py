@@ -398,7 +398,6 @@ def test_scaffold_c_is_the_mean_of_the_c_i_after_any_sequence_of_dropouts(
     total = server.c.zeros_like()
     for client, version in progress.versions.items():
         record = store.load(client, version)
-        assert record is not None
         assert record.algorithm is not None
         total = total + record.algorithm.c  # type: ignore[attr-defined]
     assert (server.c - 0.25 * total).norm() <= 1e-6 * max(1.0, server.c.norm())
