@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -155,12 +155,13 @@ class RoundLines:
             self._of = here
             self._began = time.monotonic()
 
-    def add_answer(self, message: m.Reply | m.Failed) -> None:
-        key = message.key
-        if isinstance(message, m.Failed):
-            failed = f"round {key.round}: client {key.client} failed: {message.reason}"
-            self.say(log_line(failed))
-        else:
+    def add_answers(self, answers: Iterable[Answer]) -> None:
+        for message, _ in answers:
+            key = message.key
+            if isinstance(message, m.Failed):
+                failed = f"round {key.round}: client {key.client} failed: {message.reason}"
+                self.say(log_line(failed))
+                continue
             self._clients.add(key.client)
             self._sent += message.size
             if key.purpose == "train" and key.phase == self.main_exchange:
@@ -178,7 +179,7 @@ class RoundLines:
         if self._trained:
             what = "trained"
             clients = self._trained
-            on = f" on {sum(self.samples[client] for client in clients)} samples"
+            on = f" on {sum(map(self.samples.__getitem__, clients))} samples"
         named = f"client{'s' if len(clients) > 1 else ''} {ids.as_text(clients)}"
         if len(named) > 70:
             named = f"{len(clients)} clients"
@@ -432,6 +433,7 @@ class ClientLoop:
         calls: list[DeviceCall] = []
         unsent: list[tuple[bytes, m.Message, Body | None]] = []
         closed: dict[tuple[m.Direction, bool], list[m.Key]] = {}
+        begun: m.Key | None = None  # the last task
         for i in self._cut_uploads.apply_to(instructions):
             if isinstance(i, p.Send):
                 unsent.append((CONNECTION, i.message, i.body))
@@ -442,7 +444,7 @@ class ClientLoop:
                     self.link.close_counted(CONNECTION, round=self._round)
                     self._round = key.round
                 assert prepared is not None
-                self._lines.began(key)
+                begun = key
                 self._wanted[key] = i
                 calls.append(partial(self._do, i, prepared))
             elif isinstance(i, p.ClosePayload):
@@ -470,6 +472,8 @@ class ClientLoop:
             self.link.close_payloads(
                 CONNECTION, direction, keys, whole, "" if whole else "cut short"
             )
+        if begun is not None:
+            self._lines.began(begun)
         if calls:
             self.slots.put(calls)
 
@@ -478,8 +482,9 @@ class ClientLoop:
         answers: list[Answer] = []
         while not self._finished.empty():
             given, answer = self._finished.get()
-            if self._remove_wanted(given):
-                self._lines.add_answer(answer[0])
+            key = given.task.key
+            if self._wanted.get(key) is given:
+                del self._wanted[key]
                 answers.append(answer)
         self._follow(self._sent_of(answers))
 
@@ -487,34 +492,28 @@ class ClientLoop:
         self, given: p.DoTask, answer: tuple[m.Reply, Body] | None, faults: PlannedFaults
     ) -> None:
         """Sends what planned faults leave of what a task came to; None: nothing at all."""
-        if not self._remove_wanted(given):
-            return
         key = given.task.key
+        if self._wanted.get(key) is not given:
+            return
+        del self._wanted[key]
         if answer is None or faults.silent(answer[0]):
             self._follow(self.protocol.abandon(key))
             return
-        self._lines.add_answer(answer[0])
         out = faults.apply_to(self._sent_of([answer]))
         end = faults.cut(answer[0].size)
         if end is not None:
             self._cut_uploads.plan(key, end)
         self._follow(out + faults.after())
 
-    def _remove_wanted(self, given: p.DoTask) -> bool:
-        """The task is over. Returns whether it was wanted until now."""
-        key = given.task.key
-        if self._wanted.get(key) is not given:
-            return False
-        del self._wanted[key]
-        self._answered += 1
-        if not self._inline and self._answered.bit_count() == 1:
+    def _sent_of(self, answers: Sequence[Answer]) -> list[p.Instruction]:
+        """What the protocol does with these, which are over now."""
+        self._lines.add_answers(answers)
+        before = self._answered
+        self._answered += len(answers)
+        if not self._inline and self._answered.bit_length() > before.bit_length():
             # After tasks 1, 2, 4, 8, ...: the first tasks leave memory in the heap that is given
             # back; later tasks use the same memory again.
             give_back_freed()
-        return True
-
-    def _sent_of(self, answers: Sequence[Answer]) -> list[p.Instruction]:
-        """What the protocol does with these."""
         out = self.protocol.finish(answers)
         if out and self.prepared is not None and self.prepared.shape is not None:
             # A reply waits for its client's emulated link; this process is free for another one.

@@ -103,10 +103,11 @@ def prepare(
 
         packs = [Packs(config.train.pack, experiment.setting.task) for _ in devices]
 
-    def site(device: str, client: int) -> Site:
+    def sites(device: str) -> Callable[[int], Site]:
+        """Returns a function from a client to its data on `device`."""
         if own:
-            return own[client].site(0, device)
-        return experiment.known_federation.site(client, device)
+            return lambda client: own[client].site(0, device)
+        return functools.partial(experiment.known_federation.site, device=device)
 
     def balanced(device: str) -> Pair:
         """Returns (x, y) on `device`: as many test samples of each class."""
@@ -124,7 +125,7 @@ def prepare(
         Worker(
             experiment,
             store,
-            functools.partial(site, device),
+            sites(device),
             device,
             balanced=functools.partial(balanced, device) if has_balanced else None,
             pack=packs[number].descend if packs else None,
@@ -139,7 +140,7 @@ def prepare(
         worker.warm()
     facts = []  # what the server has to know of sites' own data
     for client in own:
-        mine = site(devices[0], client)
+        mine = own[client].site(0, devices[0])
         counts = [int(k) for k in mine.class_counts]
         tested = mine.n_test * mine.data.targets_each
         facts.append(m.SiteFacts(client, mine.n, tested, counts, mine.data.names_sha256))

@@ -139,10 +139,6 @@ class SlotPool:
         with self._lock:
             return sum(device.limit for device in self._devices)
 
-    def limit(self, device: int) -> int:
-        with self._lock:
-            return self._devices[device].limit
-
     def pack(self, packs: Sequence[Packs], n: int) -> None:
         """Makes n tasks be at work on each device from now on, since they are trained together:
         nothing is measured. packs: of each device; none: they are no longer packed.
@@ -247,8 +243,9 @@ class SlotPool:
 
     def _next_call(self, number: int, running: int) -> Callable[[], None] | None:
         """Returns a call that may be made beside so many; None if there is none, or no slot."""
-        if running >= self.limit(number):
-            return None
+        with self._lock:
+            if running >= self._devices[number].limit:
+                return None
         if self._calls.empty():
             self._look()
         try:

@@ -7,6 +7,7 @@ server grants them.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ REJOIN_S = 1.0  # until a refused join is tried again; then twice as long each t
 REJOIN_MOST_S = 8.0
 SILENCE = 8.0  # beats after which a client leaves a silent server
 UNBOUNDED = 1 << 62  # bytes
+SIZE_OF = operator.attrgetter("size")
 
 
 # -- instructions: what the caller has to do after an event ----------------------------------------
@@ -405,7 +407,7 @@ class ClientProtocol:
         held = self._tasks.get(key)
         came = 0 if body is None else body.size
         beside = task.size if body is not None or task.size <= self.part else 0
-        if sum([f.size for f in task.form]) != task.size or came != beside:
+        if sum(map(SIZE_OF, task.form)) != task.size or came != beside:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
             else:  # a part of it was lost on its way, and does not come any more

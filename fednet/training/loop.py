@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -111,6 +110,10 @@ class Descent:
         recipe = self.recipe
         only = self.hooks.only
         self.n = length(self.data[0]) if isinstance(self.data, tuple) else self.data.n
+        # Rows of a lane's batch as it is computed: the batch size, or the power of two above n
+        # where all samples are fewer. It depends on this client alone, else its bits would depend
+        # on the others.
+        self.width = min(recipe.batch_size, 1 << (self.n - 1).bit_length())
         self.cuts = batches(self.n, recipe.batch_size, self.scratch.batch_norm)
         self.steps = recipe.epochs * len(self.cuts)
         if recipe.steps is not None and self.cuts:
@@ -136,22 +139,14 @@ class Descent:
             return sum(p[:1].nbytes for p in by_name(self.data[0]).values())
         return self.data.data.input_nbytes
 
-    @cached_property
-    def width(self) -> int:
-        """Rows of a lane's batch as it is computed: the batch size, or the power of two above n
-        where all samples are fewer. It depends on this client alone, else its bits would depend on
-        the others.
-        """
-        return min(self.recipe.batch_size, 1 << (self.n - 1).bit_length())
-
-    @cached_property
+    @property
     def settings(self) -> tuple[object, ...]:
         """The values of the recipe, to compare trainings by. A method may have given it numbers of
         numpy's. Other clients' own settings are no part of it.
         """
         return msgspec.structs.astuple(msgspec.structs.replace(self.recipe, per_client=()))
 
-    @cached_property
+    @property
     def kind(self) -> tuple[object, ...]:
         """What the lanes of one pack have in common."""
         hooks = self.hooks

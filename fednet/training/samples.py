@@ -43,4 +43,5 @@ def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]
     one.
     """
     count = batch_count(n, size, batch_norm)
-    return [(start, min(start + size, n)) for start in range(0, count * size, size)]
+    starts = range(0, count * size, size)
+    return list(zip(starts, [*starts[1:], min(count * size, n)]))

@@ -156,6 +156,7 @@ class Codec:
         form: list[Field] = []
         values: list[Buffer | Tensors] = []
         seen: dict[str, object] = {}
+        compresses = False
         for name, field in payload.fields.items():
             value = getattr(payload, name)
             seen[name] = value
@@ -175,12 +176,13 @@ class Codec:
                 continue
             compressed, decoded = self._compress(name, field.kind, chain, value, part, how)
             seen[name] = value.to("cpu").with_vector(decoded)
+            compresses = True
             data = _join(
                 [memoryview(compressed), tensor_bytes(part.buffers), tensor_bytes(part.counters)]
             )
             values.append(data)
             form.append(Field(name, field.kind, len(data), layout.nbytes, []))
-        if self.compresses(type(payload)):
+        if compresses:
             payload = type(payload)(**seen)
         return Encoded(tuple(form), Body(values), payload)
 

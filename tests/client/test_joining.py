@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 
 import pytest
 
@@ -22,6 +23,7 @@ from fednet.records import mb
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
+from fednet.wire.body import Body
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import site, told
 from tests.processes import Federation
@@ -165,14 +167,19 @@ def test_a_process_says_each_round_in_a_line_and_nothing_with_quiet(tmp_path):
     ]
 
 
-def test_the_line_of_a_round_is_said_when_no_reply_has_come_for_a_while():
+def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
+    """A round of a large model may have many."""
     key = m.Key(1, 0, 0, 7, "train")
+    body = Body([bytes(2_000_000)])
+    left = weakref.ref(body)
     lines = RoundLines()
     said = []
     lines.say = said.append
     lines.samples = {7: 60}
     lines.began(key)
-    lines.add_answer(m.Reply(key=key, form=[], size=2_000_000))
+    lines.add_answers([(m.Reply(key=key, form=[], size=2_000_000), body)])
+    del body
+    assert left() is None
     lines.over(pause_s=3600.0)  # not yet: another reply of the round may follow
     assert said == []
     lines.over()
