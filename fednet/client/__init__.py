@@ -2,6 +2,6 @@
 device.
 
 Imported by `launch`, `tools` and `cli`; never by `server`, and it imports nothing of
-`server`. Read in this order: join, preparing, loop, worker, evaluation, faults, slots,
-packs, policy, books.
+`server`. Read in this order: join, preparing, loop, stages, worker, evaluation, faults,
+slots, packs, policy, books.
 """

@@ -16,9 +16,9 @@ from fednet.wire import messages as m
 from fednet.wire.body import Body
 
 if TYPE_CHECKING:
-    from fednet.client.worker import Step
+    from fednet.client.stages import Stages
 
-    Work = Callable[[Step], tuple[m.Reply, Body]]
+    Work = Callable[[Stages], tuple[m.Reply, Body]]
 
 
 class Silenced(FednetError):
@@ -37,18 +37,13 @@ class PlannedFaults:
         raises.
         """
 
-        def struck(step: Step) -> tuple[m.Reply, Body]:
+        def struck(stages: Stages) -> tuple[m.Reply, Body]:
             if "drop_before_training" in self.amounts:
                 raise Silenced("dropped before training, as planned")
-
-            def crashing(stage: str, done: int, of: int) -> None:
-                step(stage, done, of)
-                if 2 * done >= of > 0:
-                    crash()
-
             if "crash" not in self.amounts:
-                return self._spoilt(*work(step))
-            work(crashing)
+                return self._spoilt(*work(stages))
+            stages.halfway = crash
+            work(stages)
             crash()  # at the end of a training without steps
 
         return struck if self.amounts else work

@@ -24,6 +24,7 @@ from fednet.capacity import give_back_freed
 from fednet.client.books import MessageFile
 from fednet.client.faults import CutUploads, PlannedFaults, Silenced
 from fednet.client.slots import DeviceCall, NoRoom, SlotPool
+from fednet.client.stages import Stages, TaskCancelled
 from fednet.errors import (
     NO_STORAGE,
     BaseAbsent,
@@ -96,10 +97,6 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
     host = found.get("host", "")
     here = "127.0.0.1" if host == socket.gethostname() else host
     return reached_at(found["address"], here), found.get("public_key")
-
-
-class TaskCancelled(FednetError):
-    """The server does not want a task any more; raised at the worker's next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,27 +608,14 @@ class ClientLoop:
     def _work(self, given: p.DoTask, worker: Worker, device: int) -> None:
         """Does a task."""
         task = given.task
-        key = task.key
-        since = time.monotonic()
-        step_s = math.inf
-
-        def step(stage: str, done: int, of: int) -> None:
-            nonlocal since, step_s
-            if stage == "training" and done:
-                step_s = min(step_s, (time.monotonic() - since) / done)
-            else:
-                since = time.monotonic()
-            self.protocol.doing[key.client] = (stage, done, of)
-            if self._wanted.get(key) is not given:
-                raise TaskCancelled(f"task of client {key.client} in round {key.round}")
-
+        stages = Stages(given, self._wanted, self.protocol.doing)
         work = partial(worker.work, task, given.body, check=given.check)
         if not task.faults or not self._faults:
             if task.faults and not self._warned_of_faults:
                 self._warned_of_faults = True
                 log.warning("the server plans faults for this client; without --faults none occurs")
-            self._finish(given, self.slots.run(device, partial(work, step), worker.device.forget))
-            if step_s < math.inf and self.slots.trained(device, step_s):
+            self._finish(given, self.slots.run(device, partial(work, stages), worker.device.forget))
+            if stages.step_s < math.inf and self.slots.trained(device, stages.step_s):
                 worker.device.forget_scratch()
             return
         faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
@@ -640,7 +624,7 @@ class ClientLoop:
         due = 0.0
         answer = None
         try:
-            answer = self.slots.run(device, partial(struck, step), worker.device.forget)
+            answer = self.slots.run(device, partial(struck, stages), worker.device.forget)
             due = faults.due(began)
         except Silenced:
             pass

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,6 +24,7 @@ from fednet.algorithms.state import State
 from fednet.client import evaluation
 from fednet.client.books import Answers, MaskedAccount
 from fednet.client.policy import Policy
+from fednet.client.stages import Stages
 from fednet.client.untouched import Untouched
 from fednet.data.federation import Site
 from fednet.errors import BaseAbsent, ConfigError, RemoteProtocolError, StateAbsent
@@ -48,7 +47,6 @@ from fednet.wire.codec import PLAIN, Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import LocalRun, Payload, tensors_of, weights_of
 
-Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
 NOTHING = contextlib.nullcontext()
 CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` leaves
 
@@ -204,28 +202,15 @@ class Worker:
 
     # -- a task ------------------------------------------------------------------------------------
     def work(
-        self, task: m.Task, body: Body, step: Step, check: bytes | None = None
+        self, task: m.Task, body: Body, stages: Stages, check: bytes | None = None
     ) -> tuple[m.Reply, Body]:
         """Does a task; returns the reply and its payload, in which an evaluation within the task
         comes after the method's fields.
 
-        check: the digest of the body, if it is known already.
-        step(stage, done, of) is called as the task goes on, and what it raises ends the task.
+        check: the digest of the body, if it is known already. What `stages` raises ends the task.
         Raises RemoteProtocolError for a damaged payload, StateError where the client's state is
         not here, ConfigError for what this site does not let out.
         """
-        began = since = time.perf_counter()
-        stage = "loading"
-        spent = dict.fromkeys(SPLIT, 0.0)  # seconds
-
-        def turn(to: str) -> None:
-            nonlocal since, stage
-            now = time.perf_counter()
-            spent[stage] = spent.get(stage, 0.0) + now - since
-            stage = to
-            since = now
-            step(to, 0, 0)
-
         # A task that came by reference is from a server in this process. A reply that goes back by
         # reference has no digest: to compute one, its tensors would have to be made into bytes.
         here = body.by_reference
@@ -259,7 +244,6 @@ class Worker:
         fill = exp.initial_shared if own is None else own.select(exp.shared)
 
         with self.device.stream():
-            step("loading", 0, 0)
             site = self.device.site(key.client)
             splits: Splits | Site = site
             if malicious and config.faults.malicious.attack == "label_flip":
@@ -274,13 +258,13 @@ class Worker:
                 key.phase,
                 splits=splits,
                 rest=own,
-                progress=partial(step, "training"),
+                progress=stages.trained,
                 pack=self.pack,
             )
             try:
                 if key.purpose != "train":
                     newest = exp.exact.decode(exp.evaluation, task.form, body, fill=fill)
-                    turn("evaluating")
+                    stages.enter("evaluating")
                     local = self.store.local(key.client, start)
                     balanced = None if self._balanced is None else self._load_balanced
                     found = evaluation.evaluate_in_own_task(
@@ -299,7 +283,7 @@ class Worker:
                     host.secrets = self._secrets
                     if config.train.keep_optimizer:
                         host.memory = past.next
-                    turn("training")
+                    stages.enter("training")
                     given = [setting.initial, *tensors_of(down).values()] if self._checked else []
                     if given:
                         self._untouched.lend(given)
@@ -324,7 +308,7 @@ class Worker:
                         assert is_secure(method)
                         up = method.mask_reply(key.phase, up, down, x, host)
 
-                    turn("encoding")
+                    stages.enter("encoding")
                     how = PLAIN
                     if exp.up.chains:
                         how = Compression(
@@ -344,7 +328,7 @@ class Worker:
                     if self._checked:
                         sent = sent.copy()
                     if task.evaluates and main:
-                        turn("evaluating")
+                        stages.enter("evaluating")
                         found = evaluation.evaluate_in_training_task(exp, state, x, record, host)
                         evaluated = exp.up.encode(evaluation.reply(exp, found))
                         form += evaluated.form
@@ -353,12 +337,12 @@ class Worker:
                     if keeps and method.exchanges[key.phase].summation.trains:
                         next_record = Record(algorithm=state, residuals=past.next or None)
                         state_sha256, kept = self._save(
-                            task, start, next_record, host.trained, main, lambda: turn("saving")
+                            task, start, next_record, host.trained, main, stages
                         )
             finally:
                 host.close()
             self.device.synchronize()
-            turn("over")
+            stages.enter("over")
 
         if len(host.reported) > m.REPORTS:
             raise ConfigError(
@@ -379,8 +363,8 @@ class Worker:
             check=b"" if here and sent.by_reference else sent.digest(),
             state=state_sha256,
             kept=kept,
-            seconds=time.perf_counter() - began,
-            split=list(map(spent.__getitem__, SPLIT)),
+            seconds=sum(stages.seconds.values()),
+            split=[stages.seconds.get(name, 0.0) for name in SPLIT],
             reported=reported,
         )
         return reply, sent
@@ -455,11 +439,10 @@ class Worker:
         record: Record,
         trained: Tensors | None,
         main: bool,
-        saves: Callable[[], None],
+        stages: Stages,
     ) -> tuple[str, bool]:
         """Writes the client's next version, before its reply leaves. trained: its whole local
-        model. saves() is called before it is written. Returns the SHA-256 of the record, and
-        whether anything is kept.
+        model. Returns the SHA-256 of the record, and whether anything is kept.
         """
         key = task.key
         if self.experiment.config.model.buffers == "local" and trained is not None:
@@ -468,7 +451,7 @@ class Worker:
         empty = record.empty
         keep = new is not None or not empty or self.experiment.base_comes
         if keep:
-            saves()
+            stages.enter("saving")
             if new is not None:
                 new = new.to("cpu")
             elif self.keeps_local:

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from fednet.client.faults import CutUploads, PlannedFaults, Silenced
+from fednet.client.stages import Stages
 from fednet.protocol import client as p
 from fednet.protocol.table import ClientTaskState
 from fednet.wire import messages as m
-from fednet.wire.body import Body
+from fednet.wire.body import NOTHING, Body
 
 KEY = m.Key(1, 0, 0, 0)
 PART = 8
@@ -30,14 +31,21 @@ def trained(steps, body=b"abcd"):
     """A worker that trains so many steps, and what it was heard to do."""
     heard = []
 
-    def work(step):
+    def work(stages):
         for done in range(1, steps + 1):
-            step("training", done, steps)
+            heard.append(done)
+            stages.trained(done, steps)
         heard.append("replied")
         reply = m.Reply(key=KEY, form=[], size=len(body), check=Body([body]).digest())
         return reply, Body([body])
 
     return work, heard
+
+
+def stages() -> Stages:
+    """Of a task that is wanted all the time."""
+    given = p.DoTask(m.Task(key=KEY, form=[], size=0), NOTHING)
+    return Stages(given, {KEY: given}, {})
 
 
 def test_without_a_planned_fault_the_work_is_as_it_was():
@@ -49,23 +57,21 @@ def test_without_a_planned_fault_the_work_is_as_it_was():
 def test_a_client_that_is_dropped_before_training_does_nothing():
     work, heard = trained(2)
     with pytest.raises(Silenced):
-        PlannedFaults({"drop_before_training": 0.0}).around(work, crash)(lambda *stage: None)
+        PlannedFaults({"drop_before_training": 0.0}).around(work, crash)(stages())
     assert heard == []
 
 
 @pytest.mark.parametrize(("steps", "taken"), [(4, 2), (5, 3), (0, 0)])
 def test_a_client_crashes_in_the_middle_of_its_training_or_after_one_without_steps(steps, taken):
     work, heard = trained(steps)
-    seen = []
     with pytest.raises(Crashed):
-        PlannedFaults({"crash": 1.0}).around(work, crash)(lambda *stage: seen.append(stage))
-    assert [done for _, done, _ in seen] == list(range(1, taken + 1))
-    assert heard == ([] if steps else ["replied"])
+        PlannedFaults({"crash": 1.0}).around(work, crash)(stages())
+    assert heard == ([*range(1, taken + 1)] if steps else ["replied"])
 
 
 def test_a_reply_is_corrupted_in_one_byte_after_its_digest_was_taken():
     work, _ = trained(0)
-    reply, body = PlannedFaults({"corrupt": 0.0}).around(work, crash)(lambda *stage: None)
+    reply, body = PlannedFaults({"corrupt": 0.0}).around(work, crash)(stages())
     assert bytes(body) == b"ab\x9cd"
     assert reply.check == Body([b"abcd"]).digest()
 

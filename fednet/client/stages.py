@@ -1,0 +1,69 @@
+"""The stages of a task: for the heartbeats, which say what a client is at, and for the reply, which
+says how long each took.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from fednet.errors import FednetError
+from fednet.protocol.client import DoTask
+from fednet.wire.messages import Key
+
+
+class TaskCancelled(FednetError):
+    """The server does not want a task any more."""
+
+
+class Stages:
+    """What a task is at. What it calls as it goes on raises TaskCancelled if the task is not in
+    `wanted` any more.
+    """
+
+    seconds: dict[str, float]
+    """By stage that is over: how long the task was at it."""
+    step_s: float
+    """How long each step of its training took, in the mean; inf before the first."""
+    halfway: Callable[[], object] | None
+    """Called after half of the steps of a training."""
+
+    def __init__(
+        self,
+        given: DoTask,
+        wanted: Mapping[Key, DoTask],
+        # by client: stage, step, steps; see `ClientProtocol`
+        doing: dict[int, tuple[str, int, int]],
+    ) -> None:
+        self._given = given
+        self._key = given.task.key
+        self._wanted = wanted
+        self._doing = doing
+        self._stage = "loading"
+        self._since = time.perf_counter()
+        doing[self._key.client] = (self._stage, 0, 0)
+        self.seconds = {}
+        self.step_s = math.inf
+        self.halfway = None
+
+    def enter(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._since
+        self._stage = stage
+        self._since = now
+        self._doing[self._key.client] = (stage, 0, 0)
+        if self._wanted.get(self._key) is not self._given:
+            raise self._cancelled()
+
+    def trained(self, done: int, of: int) -> None:
+        """So many steps of a training are done."""
+        self.step_s = min(self.step_s, (time.perf_counter() - self._since) / done)
+        self._doing[self._key.client] = ("training", done, of)
+        if self._wanted.get(self._key) is not self._given:
+            raise self._cancelled()
+        if self.halfway is not None and 2 * done >= of:
+            self.halfway()
+
+    def _cancelled(self) -> TaskCancelled:
+        return TaskCancelled(f"task of client {self._key.client} in round {self._key.round}")
