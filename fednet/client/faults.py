@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 from fednet.errors import FednetError
 from fednet.protocol import client as p
@@ -107,7 +109,7 @@ class CutUploads:
         found: list[p.Instruction] = []
         for i in instructions:
             if isinstance(i, p.ClosePayload) and i.direction == "up" and i.key in self._ends:
-                found.append(replace(i, whole=False))
+                found.append(msgspec.structs.replace(i, whole=False))
             elif isinstance(i, p.Send) and isinstance(i.message, (m.Reply, m.Part)):
                 found += self._sent_of(i.message, i.body)
             else:

@@ -431,7 +431,9 @@ class ClientLoop:
         unsent: list[tuple[bytes, m.Message, Body | None]] = []
         closed: dict[tuple[m.Direction, bool], list[m.Key]] = {}
         begun: m.Key | None = None  # the last task
-        for i in self._cut_uploads.apply_to(instructions):
+        if self._faults:
+            instructions = self._cut_uploads.apply_to(instructions)
+        for i in instructions:
             if isinstance(i, p.Send):
                 unsent.append((CONNECTION, i.message, i.body))
             elif isinstance(i, p.DoTask):

@@ -232,7 +232,7 @@ class Worker:
         config = exp.config
         method = exp.algorithm
         key = task.key
-        record, start = self._load(task)
+        record, start = self._load(task) if task.start else (self._new, "")
         # A planned fault, where this site allows such faults.
         malicious = self.policy.faults and key.client in self._malicious
         state_sha256 = ""
@@ -373,8 +373,6 @@ class Worker:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not
         needed.
         """
-        if not task.start:
-            return self._new, ""
         try:
             return self.store.load(task.key.client, task.start, task.state), task.start
         except StateAbsent:

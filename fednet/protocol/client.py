@@ -51,8 +51,7 @@ class Send(msgspec.Struct, frozen=True):
     body: Body | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Prepare data and model by the server's configuration, then call `ready`. again: they are
     those of the run that was prepared before.
     """
@@ -61,8 +60,7 @@ class Prepare:
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DoTask:
+class DoTask(msgspec.Struct, frozen=True):
     """Do this task. Its payload is whole."""
 
     task: m.Task
@@ -71,20 +69,17 @@ class DoTask:
     """The digest of a payload that came in parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """The server does not want this task any more."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(msgspec.Struct, frozen=True):
     """End the connection and make another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClosePayload:
+class ClosePayload(msgspec.Struct, frozen=True):
     """Nothing more comes of a payload. whole: all of it has crossed."""
 
     direction: m.Direction
@@ -112,8 +107,7 @@ Instruction = (
 STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
 
 
-@dataclass(slots=True)
-class HeldTask:
+class HeldTask(msgspec.Struct, eq=False):
     """A task of this process."""
 
     task: m.Task

@@ -225,26 +225,26 @@ class _Optimizers:
         assert recipe.lr is not None
         own = {name: descent.scratch.parameters[name] for name in descent.trained}
         self.groups: list[list[torch.Tensor]] = []
+        self.tensors: list[torch.Tensor] = []  # of all groups
         self.made: list[Optimizer] = []
         # By the name in the descent's memory: the tensor, and the optimizer that has its state.
         self._by_name: dict[str, tuple[torch.Tensor, Optimizer]] = {}
         for prefix, group in (("", own), ("+", beside)):
             if not group:
                 continue
+            tensors = list(group.values())
             one = optimizer(
                 recipe.optimizer,
-                list(group.values()),
+                tensors,
                 lr=recipe.lr,
                 momentum=recipe.momentum,
                 weight_decay=recipe.weight_decay,
             )
-            self.groups.append(list(group.values()))
+            self.groups.append(tensors)
+            self.tensors += tensors
             self.made.append(one)
-            self._by_name |= {prefix + name: (p, one) for name, p in group.items()}
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [p for group in self.groups for p in group]
+            for name, p in group.items():
+                self._by_name[prefix + name] = p, one
 
     def recall(self, memory: dict[str, torch.Tensor]) -> None:
         """Takes up the state that an earlier descent left in memory."""
@@ -301,7 +301,7 @@ def _captured_step(descent: Descent) -> graphs.Captured | None:
     device = scratch.device
     plain = descent.hooks.neutral or not descent.trained
     alike = (recipe.optimizer, recipe.momentum, recipe.local_schedule) == ("sgd", 0.0, "constant")
-    if not descent.graphs or device.type not in graphs.DEVICES or scratch.may_draw:
+    if device.type not in graphs.DEVICES or scratch.may_draw:
         return None
     if not plain or not alike:
         return None
@@ -345,7 +345,7 @@ def _descend(
     steppers = _steppers(descent, optimizers.made)
     cast, scale = autocast(recipe.precision, device)
     extras = () if beside is None else (beside,)
-    replay = None if beside else _captured_step(descent)
+    replay = _captured_step(descent) if descent.graphs and not beside else None
     total = torch.zeros((), dtype=torch.float64, device=device) if replay is None else replay.total
     total.zero_()
 

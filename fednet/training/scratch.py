@@ -8,6 +8,7 @@ of one client reaches the next one that the same process hosts.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
@@ -30,6 +31,7 @@ DRAWS = (
     nn.RNNBase,
     nn.MultiheadAttention,
 )
+NEEDS_GRADIENT = operator.attrgetter("requires_grad")
 # Modules written in these draw nothing unless they contain one of DRAWS.
 KNOWN = (
     "torch.nn.",
@@ -205,7 +207,7 @@ class Scratch:
         """
         self.module.train()
         for part, own in self._parts:
-            if own and not any(p.requires_grad for p in own):
+            if own and not any(map(NEEDS_GRADIENT, own)):
                 part.eval()
         for part in self.frozen:
             part.eval()
