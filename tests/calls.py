@@ -27,7 +27,7 @@ from fednet.client.policy import Policy
 from fednet.launch.start import Silent, listen, listening, run_in_process
 from fednet.records import Round
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from tests.processes import settings
 
 CLIENTS = 20
@@ -61,7 +61,7 @@ def count(directory: Path, tcp: bool) -> tuple[dict[CodeType, float], int]:
             counts[threading.get_ident(), frame.f_code] += 1
 
     config = configuration.from_mapping(FEDERATION)
-    how = Hosting(Silent(), device="cpu", callback=after_round)
+    how = ServerOptions(Silent(), device="cpu", callback=after_round)
     directory.mkdir(parents=True)
     threading.setprofile(profile)  # of threads that start from now on
     sys.setprofile(profile)
@@ -78,7 +78,7 @@ def count(directory: Path, tcp: bool) -> tuple[dict[CodeType, float], int]:
     return way, len({thread for thread, code in counts if code in way})
 
 
-def _run_over_tcp(config: configuration.Config, directory: Path, how: Hosting) -> None:
+def _run_over_tcp(config: configuration.Config, directory: Path, how: ServerOptions) -> None:
     def serve() -> None:
         transport = listen(config, "tcp://127.0.0.1:*", None, False)
         host_rounds(config, directory, listening(config, directory, transport), how)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fednet import config as configuration
 from fednet.launch import start
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from tests.processes import Processes, lines
 
 SMALL = {
@@ -70,7 +70,7 @@ def run(out: Path, *, resume: bool = False, callback=None, **changes) -> Path:
     with opened as (config, directory, finished):
         if not finished:
             root = Path(config.data.root) if config.data.root else None
-            how = Hosting(start.Silent(), ["test"], "cpu", root, callback=callback)
+            how = ServerOptions(start.Silent(), ["test"], "cpu", root, callback=callback)
             start.run_in_process(config, directory, how)
     return directory
 

@@ -14,7 +14,7 @@ from fednet.config import from_mapping
 from fednet.data.loading import load
 from fednet.errors import ConfigError
 from fednet.launch import start
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_the_figure_and_not_built():
@@ -71,7 +71,7 @@ def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, mo
 @pytest.mark.parametrize("who", ["run", "server", "client"])
 def test_another_system_than_linux_is_refused(who, tmp_path, monkeypatch):
     monkeypatch.setattr(capacity.sys, "platform", "darwin")
-    given = from_mapping({}), tmp_path, Hosting(start.Silent()), lambda *_: None
+    given = from_mapping({}), tmp_path, ServerOptions(start.Silent()), lambda *_: None
     bound = {"resume": False, "bind": "tcp://127.0.0.1:0", "insecure": False, "keys": None}
     asked = {
         "run": lambda: start.run_command(*given),

@@ -70,11 +70,11 @@ def run(
     from fednet.cli.display import Display
     from fednet.experiment.determinism import plain_mode
     from fednet.launch import start
-    from fednet.server.watch import Hosting
+    from fednet.server.watch import ServerOptions
 
     display = Display(quiet)
     data = Path(chosen.data.root) if chosen.data.root else None
-    how = Hosting(display, ["fednet.run"], device, data, callback=callback)
+    how = ServerOptions(display, ["fednet.run"], device, data, callback=callback)
     with plain_mode(), start.open_directory(chosen, folder, resume) as (own, directory, finished):
         if not finished:
             with start.refusable(directory), display:

@@ -16,7 +16,7 @@ from fednet.config import Config
 from fednet.errors import StateError
 
 if TYPE_CHECKING:
-    from fednet.server.watch import Hosting
+    from fednet.server.watch import ServerOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         raise
 
 
-def hosting(args: argparse.Namespace, data: Path | None) -> Hosting:
+def hosting(args: argparse.Namespace, data: Path | None) -> ServerOptions:
     """How a server runs, as `run_arguments` describe it, with its display."""
     from fednet.cli.display import Display
-    from fednet.server.watch import Hosting
+    from fednet.server.watch import ServerOptions
 
     display = Display(args.quiet)
     if args.metrics is not None:
@@ -89,7 +89,7 @@ def hosting(args: argparse.Namespace, data: Path | None) -> Hosting:
 
         display = Metrics(args.metrics, args.quiet)
     until = None if args.until is None else time.monotonic() + args.until
-    return Hosting(display, args.command, args.device, data, until)
+    return ServerOptions(display, args.command, args.device, data, until)
 
 
 def check(config: Config, quiet: bool) -> int:

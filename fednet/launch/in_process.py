@@ -18,7 +18,7 @@ from fednet.experiment.build import Experiment
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from fednet.wire.messages import PART, WHOLE, Join, Refuse
 
 # Neither side hears the other while it works, and neither can be lost.
@@ -26,7 +26,7 @@ SLOW_BEAT_S = 3600.0
 
 
 def run_in_process(
-    config: Config, directory: Path, how: Hosting, workers: int | None = None
+    config: Config, directory: Path, how: ServerOptions, workers: int | None = None
 ) -> Summary:
     """Runs it; returns the summary. workers: threads at most that train; the other arguments are
     those of `host_rounds`. Nothing is encrypted, but bytes are counted as if it were.

@@ -24,7 +24,7 @@ from typing import Any
 from fednet import loading, places
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, lacking
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Fleet:
         ray: ModuleType,
         config: Config,
         directory: Path,
-        how: Hosting,
+        how: ServerOptions,
         wanted: int | None,
         keys: Path | None,
     ) -> None:
@@ -228,7 +228,7 @@ class Fleet:
         os.kill(os.getpid(), signal.SIGTERM)  # the server saves everything and stops
 
 
-def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | None) -> int:
+def run_on_ray(config: Config, directory: Path, how: ServerOptions, workers: int | None) -> int:
     """Runs a federation on Ray; returns the exit status. Connects to the cluster that RAY_ADDRESS
     or this machine names, or starts a local one. Raises ConfigError without Ray, and for a cluster
     of several hosts without CURVE.

@@ -25,7 +25,7 @@ from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening
 from fednet.server.growth import with_clients
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting, Watcher, stop_raises
+from fednet.server.watch import ServerOptions, Watcher, stop_raises
 
 Report = Callable[[Path, Watcher], None]  # (directory, display)
 
@@ -146,7 +146,7 @@ def note_finished(directory: Path, display: Watcher, report: Report) -> None:
 def serve(
     config: Config,
     out: Path,
-    how: Hosting,
+    how: ServerOptions,
     report: Report,
     *,
     resume: bool,
@@ -186,7 +186,7 @@ def serve(
 def run_command(
     config: Config,
     out: Path,
-    how: Hosting,
+    how: ServerOptions,
     report: Report,
     *,
     resume: bool = False,

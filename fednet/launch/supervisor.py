@@ -46,7 +46,7 @@ from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
 from fednet.server.faults import struck
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting, stop_signals_handled, stopped_by
+from fednet.server.watch import ServerOptions, stop_signals_handled, stopped_by
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -114,7 +114,7 @@ class Supervisor:
     """Launches one run, and replaces its processes."""
 
     def __init__(
-        self, config: Config, directory: Path, how: Hosting, *, workers: int | None
+        self, config: Config, directory: Path, how: ServerOptions, *, workers: int | None
     ) -> None:
         self.config = config
         self.directory = directory

@@ -33,7 +33,7 @@ from fednet.server.open_round import OpenExchange, OpenRound, RunState
 from fednet.server.rounds import Rounds
 from fednet.server.schedule import Buffer, Period, RecordedUpdates
 from fednet.server.sources import POLL_S, AskedClient, RealTime, ScheduleEvent, SimulatedTime
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from fednet.wire.body import Body
 from fednet.wire.messages import Field
 
@@ -48,7 +48,7 @@ class Updates(Rounds):
 
     schedule: Buffer
 
-    def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
+    def __init__(self, exchanges: Exchanges, how: ServerOptions) -> None:
         super().__init__(exchanges, how)
         self.tasks: dict[int, AskedClient] = {}  # under way, or their replies wait to be counted
         self.latest: RunState  # after the last update; `open` sets it
@@ -225,7 +225,7 @@ class Updates(Rounds):
         else:
             self.source.expect([client])
 
-    def take(self, event: ScheduleEvent) -> None:
+    def take_event(self, event: ScheduleEvent) -> None:
         """What follows from an event: a task has ended, or the second of the schedule has come."""
         at, client, reason = event
         if client is not None and reason:

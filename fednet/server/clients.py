@@ -42,7 +42,7 @@ from fednet.server.growth import grow_state, with_clients
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
 from fednet.server.io import ServerIO
 from fednet.server.records import Records
-from fednet.server.watch import Hosting, Watch
+from fednet.server.watch import ServerOptions, Watch
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
 from fednet.wire.messages import WHOLE, Key, Purpose
@@ -258,7 +258,7 @@ def connect_clients(
     experiment: Experiment,
     records: Records,
     endpoint: Endpoint,
-    how: Hosting,
+    how: ServerOptions,
     on_gpu: bool,
     at: Callable[[str, int], None],
 ) -> Clients:

@@ -1,9 +1,9 @@
 """The order of a run's steps, the same for rounds and for updates.
 
-open       tasks go out
-take       each event, until the schedule closes: a task is over, or its second has come
-close      what has come makes the next state of the server
-conclude   evaluate, record, checkpoint
+open        tasks go out
+take_event  each event, until the schedule closes: a task is over, or its second has come
+close       what has come makes the next state of the server
+conclude    evaluate, record, checkpoint
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Engine(Protocol):
     def open(self, after: OpenRound | None) -> None:
         """Opens the next round. after: the one before it in this process."""
 
-    def take(self, event: ScheduleEvent) -> None: ...
+    def take_event(self, event: ScheduleEvent) -> None: ...
 
     def close(self) -> OpenRound | None:
         """Returns the round; None where another exchange of it is open now."""
@@ -56,7 +56,7 @@ def drive(engine: Engine) -> None:
     while more:
         round = None
         while round is None:
-            collect(engine.schedule, engine.source, engine.take)
+            collect(engine.schedule, engine.source, engine.take_event)
             round = engine.close()
         engine.admit(round)
         early = engine.may_open_early(round)

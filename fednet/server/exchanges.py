@@ -2,7 +2,7 @@
 the clients is an exchange too.
 
     open            encode what goes to each client, and hand the tasks out
-    take            what follows from the next event: a task is over, or the exchange closes
+    take_event      what follows from the next event: a task is over, or the exchange closes
     record_verdict  record in the books which replies were useful
 
 Which event is next says its source (sources.py), and who is in time its schedule (schedule.py).
@@ -96,7 +96,7 @@ class Exchanges:
         source.expect([*exchange.earlier, *[c for c in cohort if c not in exchange.earlier]])
         if isinstance(source, RealTime):  # if these close the exchange, nobody else is asked
             while (over := source.next_known()) is not None:
-                self.take(exchange, ScheduleEvent(0.0, over, exchange.asked[over].reason))
+                self.take_event(exchange, ScheduleEvent(0.0, over, exchange.asked[over].reason))
         specs = [a.spec for a in exchange.asked.values() if not a.over]
         self.clients.open((round, index, "train"), specs, self.deadline_s())
         return exchange, source
@@ -344,7 +344,7 @@ class Exchanges:
         self.clients.add(exchange.round, [asked.spec])
         return True
 
-    def take(self, exchange: OpenExchange, event: ScheduleEvent) -> None:
+    def take_event(self, exchange: OpenExchange, event: ScheduleEvent) -> None:
         """A client's task is over. Where the exchange closes by it, the tasks of the others are
         called off, and what has come of them in the same moment is left out.
         """
@@ -517,7 +517,7 @@ class Exchanges:
         specs = [asked.spec for asked in exchange.asked.values()]
         self.clients.open((round, index, "evaluate"), specs, final=final)
         source = self._source(exchange)
-        collect(exchange.schedule, source, functools.partial(self.take, exchange))
+        collect(exchange.schedule, source, functools.partial(self.take_event, exchange))
         self.check_states(exchange)
         self.record_verdict(exchange.asked.values())
         if exchange.dropped:

@@ -71,7 +71,7 @@ class HeldMemory:
         self._held: dict[int, int] = {}  # bytes, by round
         self._lock = threading.Lock()
 
-    def take(self, round: int, size: int) -> bool:
+    def reserve(self, round: int, size: int) -> bool:
         """Whether there is room for so much more; it counts as held then."""
         with self._lock:
             if sum(self._held.values()) + size > self._most:
@@ -79,7 +79,7 @@ class HeldMemory:
             self._held[round] = self._held.get(round, 0) + size
             return True
 
-    def give(self, round: int, size: int) -> None:
+    def release(self, round: int, size: int) -> None:
         with self._lock:
             if round in self._held:
                 self._held[round] -= size
@@ -152,14 +152,14 @@ class ReceivedReply(msgspec.Struct, eq=False):
         payload = self.payload
         self.payload = None
         if payload is not None and self.data is None:
-            self.memory.give(self.message.key.round, self.held)
+            self.memory.release(self.message.key.round, self.held)
         return payload
 
     def let_go(self) -> None:
         """The reply does not count: keeps nothing of it in memory."""
         if self.data is not None or self.payload is not None:
             self.data = self.payload = None
-            self.memory.give(self.message.key.round, self.held)
+            self.memory.release(self.message.key.round, self.held)
 
 
 def _are_alike(one: ReceivedReply, other: ReceivedReply) -> bool:
@@ -252,7 +252,7 @@ class Inbox:
         if upload is not None:
             os.close(upload.file)
 
-    def take(
+    def accept(
         self, arrived: Sequence[tuple[Accepted, Body | None]]
     ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
         """Checks, decodes and accepts replies whose payloads are whole: the only way in. Once the
@@ -266,15 +266,15 @@ class Inbox:
             try:
                 reply, content = self._check_payload(record, body)
             except RemoteProtocolError as broken:
-                found += self._accept(alike)
+                found += self._accept_alike(alike)
                 found.append(broken)
                 alike = []
                 continue
             if alike and not (reply.small and _are_alike(reply, alike[-1][0])):
-                found += self._accept(alike)
+                found += self._accept_alike(alike)
                 alike = []
             alike.append((reply, content))
-        return found + self._accept(alike)
+        return found + self._accept_alike(alike)
 
     def _check_payload(self, record: Accepted, body: Body | None) -> tuple[ReceivedReply, Body]:
         """Returns the reply, and its payload where it is kept: in memory, in a file or for the
@@ -286,7 +286,7 @@ class Inbox:
         now = time.monotonic()
         reply = ReceivedReply(record, self._memory, self._journal, arrived=now)
         found = b""  # the digest of what came
-        if body is not None and body.by_reference and self._memory.take(key.round, size):
+        if body is not None and body.by_reference and self._memory.reserve(key.round, size):
             reply.data = body
             reply.held = size
         elif body is None or body.by_reference or size > SMALL_BYTES:
@@ -322,7 +322,7 @@ class Inbox:
         if reply.path:
             os.unlink(reply.path)
 
-    def _accept(
+    def _accept_alike(
         self, replies: Sequence[tuple[ReceivedReply, Body]]
     ) -> list[ReceivedReply | RemoteProtocolError | WrongPart]:
         """Decodes replies of one exchange and form, and accepts them; an error in place of one that
@@ -336,7 +336,7 @@ class Inbox:
             if len(replies) == 1:
                 self._discard(replies[0][0])
                 return [broken]
-            return [found for one in replies for found in self._accept([one])]
+            return [found for one in replies for found in self._accept_alike([one])]
         for (reply, body), payload in zip(replies, payloads):
             record = reply.record
             message = record.message
@@ -352,7 +352,7 @@ class Inbox:
             from_file = reply.path and decoded == message.size
             if payload is None or from_file:
                 continue
-            if self._memory.take(message.key.round, decoded):
+            if self._memory.reserve(message.key.round, decoded):
                 reply.payload = payload
                 reply.held = decoded
         return [reply for reply, _ in replies]

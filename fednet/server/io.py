@@ -142,15 +142,13 @@ class ServerIO:
         self._at = at
         self.inline = pump is not None
         self.outcomes: deque[ReceivedReply | Resolved] = deque()
-        self._taken: dict[m.Key, ReceivedReply] = {}  # accepted, of tasks that are not over yet
         # What a wake-up leads to, held back until it is written down.
         self._unsent: list[Send] = []
-        self._unsent_of: set[tuple[bytes, object]] = set()  # connections and tasks of these
         self._read: list[tuple[Received, m.Message, Body | None]] = []  # replies, not handled
         self._whole: list[Arrived] = []  # replies that are not accepted or rejected yet
         self._resolved: list[ReceivedReply | Resolved] = []
         self._trained: set[int] = set()  # rounds of replies that were accepted
-        self._handled = 0  # messages since the last `_conclude`
+        self._handled = 0  # messages since the last `_end_wakeup`
         self._tasks_left = False  # whether a task has left since the last step
         self._tick_at = self._shown_at = self._booked = 0.0
         # Of what peers send that brings the run nothing: so much each, see above.
@@ -224,7 +222,7 @@ class ServerIO:
     def act(self, instructions: list[Instruction]) -> None:
         """Does what a command to the protocol leads to."""
         self._do(instructions)
-        self._conclude()
+        self._end_wakeup()
 
     def finish(self, over: bool, reason: str) -> None:
         """Tells the clients that the run is over, or why this server ends; waits until they have
@@ -316,7 +314,7 @@ class ServerIO:
                 if isinstance(event, Received):
                     self._received(event)
                     continue
-                self._take_in()
+                self._handle_replies()
                 if isinstance(event, Opened):
                     self.link.opened(event.conn, stranger=True)
                     address = self.transport.peer(event.conn).rpartition(":")[0]
@@ -337,7 +335,7 @@ class ServerIO:
             if due:
                 self._tick(now)
             if came or due:
-                self._conclude()
+                self._end_wakeup()
             return bool(came) or due
         except BaseException as broken:
             self._broken = broken
@@ -348,7 +346,7 @@ class ServerIO:
         takes and the less often it is done.
         """
         began = time.thread_time()
-        self._take_in()
+        self._handle_replies()
         self._do(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
             self._booked = now
@@ -384,7 +382,7 @@ class ServerIO:
         try:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
-            self._take_in()
+            self._handle_replies()
             self._do(self.protocol.undecodable(conn, str(broken), self.now()))
             if not stranger:
                 self._limit_useless(event)
@@ -392,12 +390,12 @@ class ServerIO:
         if isinstance(message, m.Reply):
             self._read.append((event, message, body))
         else:
-            self._take_in()
+            self._handle_replies()
             self._handle([(event, message, body)])
         self._handled += 1
         large = body is not None and not body.by_reference and body.size >= LARGE_BYTES
         if large or self._handled >= TOGETHER:
-            self._conclude()
+            self._end_wakeup()
 
     def _handle(self, messages: list[tuple[Received, m.Message, Body | None]]) -> None:
         """Hands messages to the protocol, records them, and does what follows from them: each step
@@ -457,14 +455,13 @@ class ServerIO:
         self.events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
         self.transport.hang_up(conn)
 
-    def _do(self, instructions: list[Instruction]) -> None:
+    def _do(self, instructions: list[Instruction], reply: ReceivedReply | None = None) -> None:
         """Carries out the protocol's instructions. Messages are held back until `_send_all`,
-        outcomes until `_conclude`.
+        outcomes until `_end_wakeup`. reply: the one by which a task is over, if one is.
         """
         for i in instructions:
             if isinstance(i, Send):
                 self._unsent.append(i)
-                self._unsent_of.add((i.conn, getattr(i.message, "key", None)))
             elif isinstance(i, Store):
                 self.inbox.store(i.key, i.offset, i.data)
                 self._at("spooling", i.key.round)
@@ -473,9 +470,12 @@ class ServerIO:
                     self._at("spooling", i.task.key.round)
                 self._whole.append(i)
             elif isinstance(i, Resolved):
-                self._resolved.append(self._taken.pop(i.key, i))
+                if reply is not None and reply.key == i.key:
+                    self._resolved.append(reply)
+                else:
+                    self._resolved.append(i)
             elif isinstance(i, ClosePayload):
-                if (i.conn, i.key) in self._unsent_of:
+                if (i.conn, i.key) in self._unsent_of():
                     self._send_all()  # before it is closed: what cannot leave is subtracted
                 if i.direction == "up":
                     self.inbox.abandon(i.key)
@@ -486,7 +486,7 @@ class ServerIO:
                 self._send_all()
                 self.transport.hang_up(i.conn)
 
-    def _take_in(self) -> None:
+    def _handle_replies(self) -> None:
         """Handles the replies that were read, and accepts or rejects those that are whole."""
         if self._read:
             read = self._read
@@ -496,38 +496,38 @@ class ServerIO:
             return
         whole = self._whole
         self._whole = []
+        unsent_of = self._unsent_of()
         unsent = False
         records: list[tuple[Accepted, Body | None]] = []
         for i in whole:
             task = i.task
             reply = task.reply
             assert reply is not None
-            up = task.up_conn
-            down = task.conn
-            if (up, task.key) in self._unsent_of or (down, task.key) in self._unsent_of:
+            if (task.up_conn, task.key) in unsent_of or (task.conn, task.key) in unsent_of:
                 unsent = True
             worker = self.protocol.roster.workers[task.worker]
             place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
             asked = task.spec.check, task.spec.start
-            record = Accepted(reply, down, up, asked, place, task.heard - task.since)
+            took_s = task.heard - task.since
+            record = Accepted(reply, task.conn, task.up_conn, asked, place, took_s)
             records.append((record, i.body))
         if unsent:
             self._send_all()  # before it is accepted: what cannot leave is subtracted
-        answers: list[list[Instruction]] = []
         now = self.now()
-        for (record, _), taken in zip(records, self.inbox.take(records)):
+        for (record, _), accepted in zip(records, self.inbox.accept(records)):
             key = record.message.key
-            if isinstance(taken, ReceivedReply):
-                self._taken[key] = taken
+            if isinstance(accepted, ReceivedReply):
                 if key.purpose == "train":
                     self._trained.add(key.round)
-                answers.append(self.protocol.accept(key, now, taken.refused))
+                self._do(self.protocol.accept(key, now, accepted.refused), accepted)
             else:
-                answers.append(self.protocol.reject(key, str(taken), now))
-        for instructions in answers:
-            self._do(instructions)
+                self._do(self.protocol.reject(key, str(accepted), now))
 
     # -- its end -----------------------------------------------------------------------------------
+    def _unsent_of(self) -> set[tuple[bytes, object]]:
+        """The connections and tasks of the messages that are held back."""
+        return {(i.conn, getattr(i.message, "key", None)) for i in self._unsent}
+
     def _send_all(self) -> None:
         """Sends the messages that were held back, in their order; they are in the journal before
         they leave.
@@ -536,7 +536,6 @@ class ServerIO:
             return
         unsent = self._unsent
         self._unsent = []
-        self._unsent_of.clear()
         outgoing = self.link.compose([(i.conn, i.message, i.body) for i in unsent])
         self.journal.flush()
         for out in outgoing:
@@ -545,10 +544,10 @@ class ServerIO:
             if isinstance(i.message, m.Task):
                 self._tasks_left = True
 
-    def _conclude(self) -> None:
+    def _end_wakeup(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""
         self._handled = 0
-        self._take_in()
+        self._handle_replies()
         if self._unsent:
             self._send_all()
         else:

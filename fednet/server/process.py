@@ -26,14 +26,14 @@ from fednet.server.records import Records
 from fednet.server.rounds import Rounds
 from fednet.server.setup import Setup
 from fednet.server.summary import finish, write
-from fednet.server.watch import Hosting, handle_stop_signals, stop_raises
+from fednet.server.watch import ServerOptions, handle_stop_signals, stop_raises
 from fednet.training.samples import FEW
 from fednet.world import held_out
 
 log = logging.getLogger(__name__)
 
 
-def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Summary:
+def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: ServerOptions) -> Summary:
     """Runs a server from its first step to its last; returns the summary. endpoint: how it reaches
     its clients; its transport is closed at the end. Raises ClientsJoin where it has to start again
     with more clients.
@@ -91,7 +91,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     return whole
 
 
-def open_run(config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> Exchanges:
+def open_run(config: Config, directory: Path, endpoint: Endpoint, how: ServerOptions) -> Exchanges:
     """All that the rounds work on, built part by part. Nobody can connect yet."""
     experiment = build.build(config, how.data)
     privacy.check(experiment)

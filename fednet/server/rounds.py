@@ -46,7 +46,7 @@ from fednet.server.rows import on_disk
 from fednet.server.schedule import Schedule
 from fednet.server.sources import POLL_S, ScheduleEvent, Source
 from fednet.server.tracking import Trackers
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from fednet.wire.messages import clean
 from fednet.wire.payload import LocalRun
 
@@ -63,7 +63,7 @@ class Rounds:
     source: Source
     """Of the exchange that is open, see driver.py."""
 
-    def __init__(self, exchanges: Exchanges, how: Hosting) -> None:
+    def __init__(self, exchanges: Exchanges, how: ServerOptions) -> None:
         self.exchanges = exchanges
         self.callback = how.callback
         self.display = how.display
@@ -292,10 +292,10 @@ class Rounds:
             round.virtual = at - base
 
     # -- a round's exchanges -----------------------------------------------------------------------
-    def take(self, event: ScheduleEvent) -> None:
+    def take_event(self, event: ScheduleEvent) -> None:
         """What follows from an event of the exchange that is open."""
         exchange = self._open.exchange
-        self.exchanges.take(exchange, event)
+        self.exchanges.take_event(exchange, event)
         # In simulated time nobody is known to count before the exchange closes. Replies to tasks
         # that are over already are added up together.
         if self.clock is None and not self.clients.has_outcome:

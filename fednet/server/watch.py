@@ -58,8 +58,8 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
-    """How a server runs."""
+class ServerOptions:
+    """How a server runs, beside its configuration."""
 
     display: Watcher
     """Shows the run while it goes."""
@@ -156,7 +156,7 @@ class Watch:
         self,
         directory: Path,
         io: ServerIO,
-        how: Hosting,
+        how: ServerOptions,
         rounds: int,
         keyring: Keyring | None = None,
     ) -> None:

@@ -580,10 +580,10 @@ def _run(
     from fednet.config import from_mapping
     from fednet.files import read_lines
     from fednet.launch import start
-    from fednet.server.watch import Hosting
+    from fednet.server.watch import ServerOptions
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
-    how = Hosting(start.Silent(), ["fednet", "check"], "cpu", callback=callback)
+    how = ServerOptions(start.Silent(), ["fednet", "check"], "cpu", callback=callback)
     with start.open_directory(config, out, resume) as (own, directory, _):
         start.run_in_process(own, directory, how)
         return list(read_lines(directory / "rounds.jsonl"))

@@ -74,15 +74,15 @@ def test_a_stop_before_it_is_decided_who_was_in_time_changes_nothing_useful(
     tmp_path, monkeypatch, late
 ):
     changes = {"link": VIRTUAL, "rounds": 3, "round": {"deadline": 0.8 if late else None}}
-    take = Rounds.take
+    take_event = Rounds.take_event
     last_of_round_2 = iter([False] * 5 + [True])  # three events a round, one of each client
 
     def stopped(*arguments):
         if next(last_of_round_2, False):
             raise Stopped("stopped: SIGTERM; continue with --resume.")
-        take(*arguments)
+        take_event(*arguments)
 
-    monkeypatch.setattr(Rounds, "take", stopped)
+    monkeypatch.setattr(Rounds, "take_event", stopped)
     with pytest.raises(Stopped):
         run(tmp_path, **changes)
     directory = run(tmp_path, resume=True, **changes)

@@ -27,7 +27,7 @@ from fednet.launch.start import Silent
 from fednet.protocol.instructions import MOST_STRAYS
 from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Mallory, packed, raw, reply
@@ -49,7 +49,7 @@ def serve(
     """Run CONFIG in this process: alone, or as a server for clients that connect."""
     directory.mkdir(parents=True)
     config = configuration.from_mapping(CONFIG)
-    how = Hosting(Silent(), device="cpu", callback=after_round)
+    how = ServerOptions(Silent(), device="cpu", callback=after_round)
     if bind is None:
         return run_in_process(config, directory, how)
     transport = listen(config, bind, None, False)

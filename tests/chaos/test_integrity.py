@@ -104,7 +104,7 @@ def spool(draw: random.Random, folder: Path) -> Reader:
         )
         conns = b"down", b"up"
         record = Accepted(message, *conns, (bytes(16), "0-0-0"), {"host": "h"})
-        made.take([(record, Body([data]))])
+        made.accept([(record, Body([data]))])
     journal.flush()
     journal.close()
 

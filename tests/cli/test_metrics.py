@@ -15,7 +15,7 @@ from fednet.cli.metrics import Metrics, address
 from fednet.errors import ConfigError
 from fednet.launch.start import run_command
 from fednet.serve.http import MAX_CONNECTIONS
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from tests.cli.test_display import RECORD
 from tests.processes import port as free
 from tests.rooms import small
@@ -102,7 +102,7 @@ def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
             super().round_done(record)
             seen.append(served(port)['fednet_rounds_total{outcome="done"}'])
 
-    how = Hosting(Looker(str(port), quiet=True), device="cpu")
+    how = ServerOptions(Looker(str(port), quiet=True), device="cpu")
     assert run_command(small(), tmp_path, how, lambda *_: None, in_process=True) == 0
     assert seen == [1, 2]
     with pytest.raises(OSError, match="refused"):

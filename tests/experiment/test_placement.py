@@ -11,7 +11,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import placement
 from fednet.launch.ray import Fleet, gpu_share
 from fednet.launch.start import Silent
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_cluster_with_gpus_is_asked_for_cpus_and_gpus(tmp_path, device, wanted
         Ray,
         config.from_mapping({"clients": 8, "train": {"threads": 2}}),
         tmp_path,
-        Hosting(Silent(), device=device),
+        ServerOptions(Silent(), device=device),
         wanted,
         None,
     )

@@ -85,10 +85,10 @@ def serve(changes: dict[str, Any], out: Path, resume: bool) -> None:
     from fednet import config
     from fednet.launch.in_process import run_in_process
     from fednet.launch.start import Silent, open_directory
-    from fednet.server.watch import Hosting
+    from fednet.server.watch import ServerOptions
 
     with open_directory(config.from_mapping(changes), out, resume=resume) as (own, directory, _):
-        run_in_process(own, directory, Hosting(Silent(), ["books"], "cpu"))
+        run_in_process(own, directory, ServerOptions(Silent(), ["books"], "cpu"))
 
 
 def sums(changes: dict[str, Any], out: Path) -> dict[str, str]:

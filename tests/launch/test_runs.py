@@ -55,7 +55,7 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
     """Payloads of 1.5 MB, more than a part: in one process none of them is on disk."""
     large = {"model": {"name": "mlp", "hidden": [600, 600]}}
     calm = run(tmp_path / "calm", **large)
-    take = Inbox.take
+    accept = Inbox.accept
     taken = []
 
     def taken_in(inbox, replies):
@@ -64,9 +64,9 @@ def test_a_crash_between_large_replies_changes_neither_the_model_nor_the_useful_
                 taken.append(record.message.key.round)
                 if len(taken) == 5:
                     raise KeyError("a crash in the second round")
-        return take(inbox, replies)
+        return accept(inbox, replies)
 
-    monkeypatch.setattr(Inbox, "take", taken_in)
+    monkeypatch.setattr(Inbox, "accept", taken_in)
     with pytest.raises(KeyError):
         run(tmp_path / "cut", **large)
     assert not list((tmp_path / "cut").rglob("*.bin"))

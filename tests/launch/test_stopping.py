@@ -17,7 +17,7 @@ from fednet.config import Config
 from fednet.errors import ConfigError, Stopped, stop_signals
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.
@@ -62,7 +62,7 @@ def launcher(monkeypatch, folder: Path, server) -> Supervisor:
     monkeypatch.setattr(Supervisor, "_warm_up", lambda _: None)
     monkeypatch.setattr(Supervisor, "_server", server)
     monkeypatch.setattr(Supervisor, "_worker", waits)
-    return Supervisor(Config(name="x"), folder, Hosting(None, [], "cpu", None), workers=1)
+    return Supervisor(Config(name="x"), folder, ServerOptions(None, [], "cpu", None), workers=1)
 
 
 def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, monkeypatch, tmp_path):
@@ -71,7 +71,7 @@ def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, mon
 
     monkeypatch.setattr(process, "open_run", refuses)
     with pytest.raises(ConfigError, match="no such data"):
-        process.host_rounds(Config(name="x"), tmp_path, None, Hosting(None, [], "cpu", None))
+        process.host_rounds(Config(name="x"), tmp_path, None, ServerOptions(None, [], "cpu", None))
 
 
 def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(

@@ -115,7 +115,7 @@ def test_a_bad_value_is_seen_in_whichever_part_of_a_large_reply_it_comes(tmp_pat
     data = memoryview(bytearray(sent.body.to_bytes()))
     for start in range(0, len(data), m.PART):
         inbox.store(message.key, start, Body([data[start : start + m.PART]]))
-    (found,) = inbox.take([(Accepted(message, b"", b""), None)])
+    (found,) = inbox.accept([(Accepted(message, b"", b""), None)])
     if at is None:
         assert found.norms["x"] == pytest.approx(SIZE**0.5)
         return

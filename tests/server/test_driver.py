@@ -43,7 +43,7 @@ class Told:
         clients = iter((1, 0))
         self.source = SimpleNamespace(next=lambda wakeup: ScheduleEvent(1.0, next(clients)))
 
-    def take(self, event):
+    def take_event(self, event):
         self.said.append(f"take {event.client}")
         self.schedule.take_event(*event)
 

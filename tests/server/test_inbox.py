@@ -207,7 +207,7 @@ class Replies(RuleBasedStateMachine):
         del self.coming[key]
         self.inbox.abandon(key)
         with pytest.raises(KeyError):
-            self.inbox.take([self.arrived(key, 0, 0, b"")])
+            self.inbox.accept([self.arrived(key, 0, 0, b"")])
 
     @precondition(lambda self: self.coming)
     @rule(which=st.integers(0, 9), wrong=WRONG)
@@ -255,7 +255,7 @@ class Replies(RuleBasedStateMachine):
             if body is not None and body.by_reference:  # which come without a digest
                 check = b""
             arrived.append(self.arrived(key, len(data), raw, check, body))
-        results = self.inbox.take(arrived)
+        results = self.inbox.accept(arrived)
         self.refused.clear()
         for (key, body, data, raw, wrong), reply in zip(several, results):
             room = len(several) == 1 and before + max(len(data), raw) <= HELD

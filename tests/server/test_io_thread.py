@@ -27,7 +27,7 @@ from fednet.server.events import Events
 from fednet.server.faulty_protocol import FaultyServerProtocol, FaultySpec
 from fednet.server.inbox import Inbox, ReceivedReply, SentModels
 from fednet.server.io import ServerIO
-from fednet.server.watch import Hosting, Watch
+from fednet.server.watch import ServerOptions, Watch
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -94,7 +94,7 @@ def made_io(
 
 def clients_of(io, tmp_path, **rules):
     """The clients behind it, as the rounds see them."""
-    watch = Watch(tmp_path, io, Hosting(None), 1)
+    watch = Watch(tmp_path, io, ServerOptions(None), 1)
     return Clients(io, Rules(**rules), watch, DataSizes(None, io.protocol.sites), SentModels())
 
 

@@ -97,7 +97,7 @@ def test_a_reply_that_was_refused_stays_so_in_a_round_that_a_later_server_ends(
     """The first reply of client 1 in round 2 is refused and its second one is good; the server is
     killed before the round is in a checkpoint.
     """
-    take = Inbox.take
+    accept = Inbox.accept
     save = Checkpoints.save
     refused = list[Any]()
 
@@ -106,9 +106,9 @@ def test_a_reply_that_was_refused_stays_so_in_a_round_that_a_later_server_ends(
         for i, key in enumerate(keys):
             if (key.round, key.client) == (2, 1) and not refused:
                 refused.append(key)
-                found = take(self, [*arrived[:i], *arrived[i + 1 :]])
+                found = accept(self, [*arrived[:i], *arrived[i + 1 :]])
                 return [*found[:i], RemoteProtocolError("not what was asked for"), *found[i:]]
-        return take(self, arrived)
+        return accept(self, arrived)
 
     def dies(self: Checkpoints, server: Any, progress: Any, *more: Any) -> None:
         if progress.round == 2:
@@ -116,7 +116,7 @@ def test_a_reply_that_was_refused_stays_so_in_a_round_that_a_later_server_ends(
         save(self, server, progress, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Inbox, "take", refuses)
+        patch.setattr(Inbox, "accept", refuses)
         patch.setattr(Checkpoints, "save", dies)
         with pytest.raises(Killed):
             run(tmp_path, rounds=2)

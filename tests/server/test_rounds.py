@@ -127,11 +127,11 @@ def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_ano
 ) -> None:
     arrived: list[int] = []
     added: list[int] = []
-    take = Inbox.take
+    accept = Inbox.accept
     add = Aggregation.add
 
     def taken(self: Inbox, replies: Any) -> Any:
-        found = take(self, replies)
+        found = accept(self, replies)
         arrived.extend(r.message.key.client for r in found if not isinstance(r, Exception))
         return found
 
@@ -139,7 +139,7 @@ def test_replies_are_aggregated_in_ascending_client_id_though_they_arrive_in_ano
         added.extend(client for client, _ in replies)
         add(self, replies)
 
-    monkeypatch.setattr(Inbox, "take", taken)
+    monkeypatch.setattr(Inbox, "accept", taken)
     monkeypatch.setattr(Aggregation, "add", adding)
     # Client 0's first reply is damaged, and its second one comes after those of others.
     run(tmp_path, rounds=1, faults={"schedule": [{"round": 1, "client": 0, "kind": "corrupt"}]})

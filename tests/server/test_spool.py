@@ -39,7 +39,7 @@ def taken(spool, key, data, body=None):
 
 
 def taken_one(spool, message, body=None):
-    (found,) = spool.take([(Accepted(message, *CONNS), body)])
+    (found,) = spool.accept([(Accepted(message, *CONNS), body)])
     if isinstance(found, Exception):
         raise found
     return found
@@ -78,7 +78,7 @@ def test_of_replies_that_come_together_only_the_one_that_cannot_be_used_is_refus
         form = [Field("x", "state", 3, 3)]
         message = m.Reply(key=Key(1, 0, 0, client), form=form, size=3, check=check)
         arrived.append((Accepted(message, *CONNS), Body([data])))
-    results = spool.take(arrived)
+    results = spool.accept(arrived)
     assert [str(r) for r in results if isinstance(r, Exception)] == [
         "not finite",
         "the payload was damaged on its way",

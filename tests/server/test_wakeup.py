@@ -15,7 +15,7 @@ from fednet.files import digest
 from fednet.launch import start
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
-from fednet.server.watch import Hosting
+from fednet.server.watch import ServerOptions
 from fednet.transport.base import Event, Opened, Received
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_server, encode
@@ -107,7 +107,9 @@ def served(out: Path, together: int) -> tuple[str, list[Any], list[Any]]:
 
         transport = Crowd(together)
         endpoint = Endpoint(transport, None, 2.0, listen=listen)
-        host_rounds(config, directory, endpoint, Hosting(start.Silent(), ["test"], "cpu", None))
+        host_rounds(
+            config, directory, endpoint, ServerOptions(start.Silent(), ["test"], "cpu", None)
+        )
     rounds = lines(directory / "rounds.jsonl")
     assert [r["completed"] for r in rounds] == [list(range(CLIENTS))] * 3
     rows = [r for r in lines(directory / "wire.jsonl") if r["round"] and r["type"] != "beat"]
