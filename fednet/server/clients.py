@@ -104,20 +104,20 @@ class Clients:
     # -- their tasks -------------------------------------------------------------------------------
     def open(
         self,
-        phase: tuple[int, int, Purpose],
+        exchange: tuple[int, int, Purpose],
         specs: Sequence[TaskSpec],
         deadline_s: float | None = None,
         final: bool = False,
     ) -> None:
-        """Opens an exchange or evaluation; what is left of the one before is called off. phase:
+        """Opens an exchange or evaluation; what is left of the one before is called off. exchange:
         round, index and purpose. deadline_s: after which no reply is waited for. final: it is the
         last evaluation of the run.
         """
         rules = dataclasses.replace(self.rules, deadline=deadline_s)
         with self.io as io:
             if final:
-                io.link.final = phase[:2]
-            io.act(io.protocol.begin(*phase, specs, rules, io.now()))
+                io.link.final = exchange[:2]
+            io.act(io.protocol.begin(*exchange, specs, rules, io.now()))
 
     def add(self, round: int, specs: Sequence[TaskSpec]) -> None:
         """More tasks beside those under way."""

@@ -1,7 +1,7 @@
 """The virtual clock: nothing sleeps. A message takes the time of its bytes over its client's link,
 and training the time of its steps.
 
-All clients of a phase start together, so the configuration alone decides when each of them is
+All clients of an exchange start together, so the configuration alone decides when each of them is
 over, the same in every repetition.
 """
 
@@ -57,7 +57,7 @@ class VirtualClock:
         at: float = 0.0,
     ) -> dict[str, float]:
         """Returns the seconds from the task, sent at second `at` of the run, to the whole reply,
-        for one client in one phase: sending, both ways, and training. down, up: all bytes of the
+        for one client in one exchange: sending, both ways, and training. down, up: all bytes of the
         messages, as the ledger has them; slow, delay: planned faults.
         """
         link = self._link(client)[0]

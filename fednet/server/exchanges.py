@@ -287,8 +287,8 @@ class Exchanges:
     def _source(self, exchange: OpenExchange) -> Source:
         """Where the events of an exchange come from, in seconds from its beginning."""
         again = functools.partial(self._asked_again, exchange)
-        phase = exchange.index, exchange.purpose
-        real = RealTime(self.clients, exchange.asked, exchange.opened, phase, again)
+        which = exchange.index, exchange.purpose
+        real = RealTime(self.clients, exchange.asked, exchange.opened, which, again)
         if self.conditions.clock is None or exchange.purpose == "evaluate":
             return real
 

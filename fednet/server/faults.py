@@ -113,7 +113,7 @@ class Replay:
         return list(self.rounds[round]["selected"])
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """Returns the clients of a phase's cohort that did not complete it, and why."""
+        """Returns the clients of an exchange's cohort that did not complete it, and why."""
         row = self.rounds[round]
         phases = row["completed_by_phase"]
         completed = phases[index] if index < len(phases) else []
@@ -194,8 +194,8 @@ class Faults:
 
     # -- what is left of it ------------------------------------------------------------------------
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
-        """Returns the clients of a phase's cohort that are not asked, and why. In a replay these
-        are also those who would lose their replies by a fault that is planned here.
+        """Returns the clients of an exchange's cohort that are not asked, and why. In a replay
+        these are also those who would lose their replies by a fault that is planned here.
         """
         replay = self.replay
         if replay is not None and self.config.schedule.mode != "sync":

@@ -364,15 +364,15 @@ class Inbox:
             self._journal.flush()
 
     # -- reading -----------------------------------------------------------------------------------
-    def earlier_replies(self, round: int, phase: int) -> dict[int, ReceivedReply]:
-        """The replies of a phase that were accepted, and whose payloads are as they were received,
-        by client.
+    def earlier_replies(self, round: int, index: int) -> dict[int, ReceivedReply]:
+        """By client, the replies to an exchange that were accepted, and whose payloads are as they
+        were received.
         """
         self._journal.flush()
         found: dict[int, ReceivedReply] = {}
         for record in self._journal.book.accepted.values():
             key = record.message.key
-            if (key.round, key.phase) != (round, phase):
+            if (key.round, key.phase) != (round, index):
                 continue
             path = "" if record.inline else self._path(key)
             reply = ReceivedReply(record, self._memory, self._journal, path, earlier=True)

@@ -48,7 +48,7 @@ from fednet.wire.body import Body
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
-SNAPSHOT_S = 0.5  # how often the rows for status.json are made, such as whom the phase waits for
+SNAPSHOT_S = 0.5  # how often the rows for status.json are made, such as whom the exchange waits for
 # How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
 # hand the interpreter to each other at every operation on tensors: a third more for a small reply.
 GRACE_S = 0.02

@@ -83,7 +83,7 @@ def collect(schedule: Schedule, source: Source, take: Callable[[ScheduleEvent], 
 
 class RealTime:
     """Events as outcomes come. tasks: by client; some may be over. began: second 0, on the
-    monotonic clock. phase: (index, purpose) of the outcomes that belong to these tasks.
+    monotonic clock. exchange: (index, purpose) of the outcomes that belong to these tasks.
     again(client): whether a client whose task has just ended is asked again, and has no event yet.
     """
 
@@ -92,13 +92,13 @@ class RealTime:
         clients: Clients,
         tasks: Mapping[int, AskedClient],
         began: float,
-        phase: tuple[int, Purpose] = (0, "train"),
+        exchange: tuple[int, Purpose] = (0, "train"),
         again: Callable[[int], bool] = lambda client: False,
     ) -> None:
         self.clients = clients
         self.tasks = tasks
         self.began = began
-        self.phase = phase
+        self.exchange = exchange
         self.again = again
         self._over: deque[int] = deque()  # clients whose tasks need not be waited for
 
@@ -133,7 +133,7 @@ class RealTime:
             return None
         key = outcome.key
         task = self.tasks.get(key.client)
-        theirs = task is not None and (task.spec.round, *self.phase) == (
+        theirs = task is not None and (task.spec.round, *self.exchange) == (
             key.round,
             key.phase,
             key.purpose,
