@@ -617,7 +617,9 @@ class ClientLoop:
                 self._warned_of_faults = True
                 log.warning("the server plans faults for this client; without --faults none occurs")
             self._finish(given, self.slots.run(device, partial(work, stages), worker.device.forget))
-            if stages.step_s < math.inf and self.slots.trained(device, stages.step_s):
+            # A pack has one thread, and a client process has its threads from the start.
+            timed = self._inline and not worker.device.packed and stages.step_s < math.inf
+            if timed and self.slots.trained(device, stages.step_s):
                 worker.device.forget_scratch()
             return
         faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})

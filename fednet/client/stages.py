@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from fednet.errors import FednetError
@@ -22,8 +23,8 @@ class Stages:
     `wanted` any more.
     """
 
-    seconds: dict[str, float]
-    """By stage that is over: how long the task was at it."""
+    seconds: defaultdict[str, float]
+    """By stage: how long the task was at it, until the last one was entered."""
     step_s: float
     """How long each step of its training took, in the mean; inf before the first."""
     halfway: Callable[[], object] | None
@@ -43,13 +44,13 @@ class Stages:
         self._stage = "loading"
         self._since = time.perf_counter()
         doing[self._key.client] = (self._stage, 0, 0)
-        self.seconds = {}
+        self.seconds = defaultdict(float)
         self.step_s = math.inf
         self.halfway = None
 
     def enter(self, stage: str) -> None:
         now = time.perf_counter()
-        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._since
+        self.seconds[self._stage] += now - self._since
         self._stage = stage
         self._since = now
         self._doing[self._key.client] = (stage, 0, 0)

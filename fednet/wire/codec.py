@@ -166,7 +166,7 @@ class Codec:
                 values.append(data)
                 form.append(Field(name, field.kind, len(data), len(data), parts))
                 continue
-            part = _with_layout(value, layout)
+            part = value if value.layout == layout else _with_layout(value, layout)
             chain = self.chains.get(field.kind)
             if not stay or chain is not None:
                 part = part.to("cpu")
@@ -374,11 +374,10 @@ def not_finite(initial: Tensors) -> frozenset[str]:
 
 
 def _with_layout(value: Tensors, layout: Layout) -> Tensors:
-    """Returns what crosses of a value in a field of that layout: without buffers, or with zeros in
-    place of those that it does not have. Raises LocalProtocolError for other parameters.
+    """Returns what crosses of a value of another layout in a field of that one: without buffers, or
+    with zeros in place of those that it does not have. Raises LocalProtocolError for other
+    parameters.
     """
-    if value.layout == layout:
-        return value
     if value.layout.parameters != layout.parameters:
         raise LocalProtocolError("a payload's tensors must have the layout of what is sent")
     if layout == layout.parameters:

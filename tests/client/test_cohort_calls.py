@@ -66,4 +66,4 @@ def test_a_client_of_a_pack_costs_few_calls_beside_its_training(tmp_path):
     few, many = (counted(tmp_path, cohort) for cohort in (FEW, MANY))
     each = {kind: (many[kind] - few[kind]) / (2 * (MANY - FEW)) for kind in ("python", "torch")}
     assert each["torch"] <= 6
-    assert each["python"] <= 360
+    assert each["python"] <= 285
