@@ -315,9 +315,12 @@ def read_text(path: Path, remedy: str) -> str:
     return text
 
 
+_decoder = msgspec.json.Decoder(JsonDict)  # to make one takes longer than to decode a line
+
+
 def decode_line(text: bytes) -> JsonDict:
     try:
-        return msgspec.json.decode(text, type=JsonDict)
+        return _decoder.decode(text)
     except msgspec.DecodeError:  # a NaN, which msgspec does not read
         found = json.loads(text)
         if not isinstance(found, dict):

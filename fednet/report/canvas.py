@@ -51,6 +51,8 @@ class Figure:
     draw: Callable[[MplFigure], object]
     size: tuple[float, float] = SIZE
     """In inches."""
+    wide: tuple[float, float] | None = None
+    """A second size, which the page has for wide screens."""
     hover: JsonMapping | None = None
     """The values that the pointer shows in its first axes. Kind `lines` has series `s` with their
     label, x, value m and half band h; kind `heat` has cells `v` by row r and column c.
@@ -73,13 +75,13 @@ def drawing(**settings: object) -> Iterator[None]:
     user's matplotlibrc. Memory that is no longer used is reclaimed at its end: a figure is some
     thousand objects, and to search them again and again takes a sixth of the time.
     """
-    import matplotlib
-
-    rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
-    del rc["backend"]  # the user's, for which pyplot would be imported; nothing is shown here
     searched = gc.isenabled()
     gc.disable()
     try:
+        import matplotlib
+
+        rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
+        del rc["backend"]  # the user's, for which pyplot would be imported; nothing is shown here
         with matplotlib.rc_context(rc):
             yield
     finally:
@@ -144,16 +146,19 @@ STYLED = ("fill", "stroke", "stop-color")  # CSS variables do not work in these 
 SERIES = re.compile(r"series-(\d+)(-band)?")
 
 
-def inline(figure: Figure, own: Iterator[str], *sizes: tuple[float, float]) -> list[Markup]:
-    """Draws a figure of one axes as parts of an HTML page: for each of these sizes, or in its own.
-    It is without its title, which the page shows itself. To be called within `drawing`. own: gives
-    a prefix of ids for each drawing of the page.
+def inline(figure: Figure, own: str) -> list[Markup]:
+    """Draws a figure of one axes as parts of an HTML page, in each of its sizes. It is without its
+    title, which the page shows itself. To be called within `drawing`. own: a prefix of its ids,
+    different for each figure of a page.
     """
     fig = blank(figure.size)
     figure.draw(fig)
     fig.axes[0].patch.set_gid("ground")
     fig.patch.set_gid("paper")
-    return [_page_svg(fig, figure, size, next(own)) for size in sizes or [figure.size]]
+    sizes = [figure.size]
+    if figure.wide is not None:
+        sizes.append(figure.wide)
+    return [_page_svg(fig, figure, size, f"{own}{k}-") for k, size in enumerate(sizes)]
 
 
 def _page_svg(fig: MplFigure, figure: Figure, size: tuple[float, float], own: str) -> Markup:

@@ -153,6 +153,7 @@ def seconds_key(run: Run) -> str:
     return "seconds"
 
 
+@once
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     """Returns the cumulative cost after each round, by its number. by: a name of COSTS; bytes:
     a key of BYTES.

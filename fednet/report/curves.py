@@ -23,6 +23,7 @@ from fednet.report.read import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
+WIDE = (12.0, 4.2)  # inches, on a screen where the curves have the page's whole width
 MARKED = 25  # values of a line at most that each have a marker
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 
@@ -101,6 +102,7 @@ def curve(
         f"{label.capitalize()} against {across}",
         note,
         draw,
+        wide=WIDE,
         hover={"kind": "lines", "xl": across, "s": series},
         table=table,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,14 @@ from fednet.config import differing, flat
 from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict, visible
-from fednet.records import metric, metrics_shown
-from fednet.report import canvas, costs, curves, figures, groups, metrics, style, tables
-from fednet.report.canvas import Figure
+from fednet.records import Event, metric, metrics_shown
+from fednet.report import canvas, costs, curves, figures, groups, metrics, parallel, style, tables
 from fednet.report.figures import size
 from fednet.report.read import Run
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-WIDE = (12.0, 4.2)  # inches, of the curves on a screen where they have the page's whole width
 RUNS = 12  # with details at most
 EVENTS = 300  # of the timeline at most
 # The events of the timeline, in words.
@@ -88,52 +86,44 @@ def _rendered(runs: Sequence[Run], again: int) -> str:
     found = groups.group(runs)
     several = len(runs) > 1
     firsts = [g.runs[0] for g in found][:RUNS]  # details are of the first seed of each group
-    prefixes = (f"f{number}-" for number in itertools.count())
-
-    def chart(figure: Figure) -> JsonDict:
-        (svg,) = canvas.inline(figure, prefixes)
-        return {"title": figure.title, "note": figure.note, "svg": svg}
-
     methods = list(dict.fromkeys(g.label for g in found))
     what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
     names = (str(r.config.get("data", {}).get("dataset") or "unknown data") for r in runs)
     data = list(dict.fromkeys("the sites' own data" if n == "site" else n for n in names))
     # No seconds if the runs measure them by different clocks.
     axes = [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
-    drawn = []  # of each metric that was recorded, a chart for each axis
+    panes = []  # of each metric that was recorded, a chart for each axis
     for m in metrics_shown("page", (row for run in runs for row in run.rounds)):
-        charts = []
-        for place, x in enumerate(axes):
-            figure = curves.curve(found, x, m.name)
-            if figure is not None:
-                wide, narrow = canvas.inline(figure, prefixes, WIDE, figure.size)
-                charts.append({"place": place, "note": figure.note, "wide": wide, "narrow": narrow})
-        if charts:
-            drawn.append({"name": groups.metric_label(found, m.name), "charts": charts})
+        charts = [curves.curve(found, x, m.name) for x in axes]
+        if shown := [chart for chart in charts if chart is not None]:
+            panes.append((groups.metric_label(found, m.name), shown))
+    cards = [list(figures.details(run)) for run in firsts]
+    every = [*itertools.chain(*cards), *(chart for _, charts in panes for chart in charts)]
     legend = [
         (f"{g.label} (n={len(g.runs)})", " ".join(str(d) for d in style.line(i)["dashes"] if d))
         for i, g in enumerate(found)
     ]
-    return (
-        templates()
-        .get_template("page.jinja")
-        .render(
-            title=f"{what} on {', '.join(data) if len(data) < 3 else f'{len(data)} datasets'}",
-            names=[r.name for r in runs],
-            setting=groups.setting(runs),
-            several=several,
-            again=again,
-            tiles=[] if several else _tiles(runs[0]),
-            live=[r.name for r in runs if not r.finished],
-            comparison=_comparison(runs) if several else None,
-            curves=drawn,
-            axes=[costs.axis(x, clock=found[0].clock) for x in axes],
-            legend=legend if several else [],
-            details=[_details(r, chart) for r in firsts],
-            hidden=len(runs) - len(firsts),
-            runs=_runs(runs) if several else None,
-        )
-    )
+    with parallel.drawings(every) as drawn:
+        template = templates().get_template("page.jinja")
+        values = {
+            "title": f"{what} on {', '.join(data) if len(data) < 3 else f'{len(data)} datasets'}",
+            "names": [r.name for r in runs],
+            "setting": groups.setting(runs),
+            "several": several,
+            "again": again,
+            "tiles": [] if several else _tiles(runs[0]),
+            "live": [r.name for r in runs if not r.finished],
+            "comparison": _comparison(runs) if several else None,
+            "axes": [costs.axis(x, clock=found[0].clock) for x in axes],
+            "legend": legend if several else [],
+            "details": [_details(r) for r in firsts],
+            "hidden": len(runs) - len(firsts),
+            "runs": _runs(runs) if several else None,
+        }
+        # The same order as in `every`.
+        values["cards"] = [[(card, next(drawn)) for card in of] for of in cards]
+        values["panes"] = [(name, [(c, next(drawn)) for c in charts]) for name, charts in panes]
+    return template.render(values)
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -238,7 +228,7 @@ def _runs(runs: Sequence[Run]) -> JsonDict:
 
 
 # -- run by run ------------------------------------------------------------------------------------
-def _details(run: Run, chart: Callable[[Figure], JsonDict]) -> JsonDict:
+def _details(run: Run) -> JsonDict:
     provenance = flat(run.summary.provenance or {})
     config = run.dir / "config.yaml"
     # As a command in this directory takes it.
@@ -247,7 +237,6 @@ def _details(run: Run, chart: Callable[[Figure], JsonDict]) -> JsonDict:
         "name": run.name,
         "algorithm": run.algorithm,
         "seed": run.seed,
-        "cards": [chart(f) for f in figures.details(run)],
         "timeline": _timeline(run),
         "provenance": {
             k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
@@ -264,21 +253,24 @@ def _timeline(run: Run) -> JsonDict:
     """
     began: float | None = None
     count = 0
-    kept = deque[tuple[object, ...]](maxlen=EVENTS)
+    kept = deque[Event](maxlen=EVENTS)
     for event in run.lines("events"):
         if began is None:
             began = event.time
         if event.type in TIMELINE:
             count += 1
-            second = "" if event.time is None or began is None else f"{event.time - began:,.1f}"
-            more = event.details
-            who = as_text(more.get("clients") or ([event.client] if event.client >= 0 else []))
-            causes = ("kind", "why", "reason", "text", "error")
-            why = [str(more[key]) for key in causes if more.get(key)]
-            places = ("host", "device", "incarnation")
-            why += [f"{key} {more[key]}" for key in places if more.get(key)]
-            kept.append((second, event.round or "", TIMELINE[event.type], who, ", ".join(why)))
-    return {"rows": list(kept), "left": count - len(kept)}
+            kept.append(event)
+    rows = []
+    for event in kept:
+        second = "" if event.time is None or began is None else f"{event.time - began:,.1f}"
+        more = event.details
+        who = as_text(more.get("clients") or ([event.client] if event.client >= 0 else []))
+        causes = ("kind", "why", "reason", "text", "error")
+        why = [str(more[key]) for key in causes if more.get(key)]
+        places = ("host", "device", "incarnation")
+        why += [f"{key} {more[key]}" for key in places if more.get(key)]
+        rows.append((second, event.round or "", TIMELINE[event.type], who, ", ".join(why)))
+    return {"rows": rows, "left": count - len(rows)}
 
 
 # -- numbers as text -------------------------------------------------------------------------------

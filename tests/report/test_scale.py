@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from fednet.records import reading
-from fednet.report import canvas, costs, figures, page
+from fednet.report import costs, figures, page, parallel
 from fednet.report.read import open_run
 from tests.books import together
 from tests.report.fake_run import jsonl, write
@@ -33,7 +33,7 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
     monkeypatch.setattr(reading, "rows", counting)
     run = open_run(large)
     # All but the drawing.
-    monkeypatch.setattr(canvas, "inline", lambda figure, own, *sizes: sizes or [figure.size])
+    monkeypatch.setattr(parallel, "inline", lambda of, own: ["", ""] if of.wide else [""])
     page.render([run])
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
