@@ -165,6 +165,7 @@ class ClientProtocol:
     # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     _tasks: dict[Key, HeldTask] = field(default_factory=dict)  # none of them GONE
+    _at_hand: int = 0  # bytes of payloads that are here or coming; a task that is replying has none
     # Tasks whose payloads are still to be asked for. Some may be gone.
     _awaited: deque[Key] = field(default_factory=deque)
     _out: list[Instruction] = field(default_factory=list)
@@ -338,7 +339,10 @@ class ClientProtocol:
     def _change_task(self, key: Key, event: ClientTaskEvent) -> None:
         """Changes a task's state by the table. Nothing is kept of a task that is gone."""
         held = self._tasks[key]
+        counted = held.state is not ClientTaskState.REPLYING
         held.state = step(CLIENT_TASK, held.state, event)
+        if counted and held.state in (ClientTaskState.REPLYING, ClientTaskState.GONE):
+            self._at_hand -= held.task.size
         if held.state is ClientTaskState.GONE:
             del self._tasks[key]
 
@@ -426,22 +430,19 @@ class ClientProtocol:
             self._out.insert(0, Stray("doubled"))
             return
         most = self.largest(key)
-        at_hand = 0
-        for begun in self._tasks.values():
-            if begun.state is not ClientTaskState.REPLYING:
-                at_hand += begun.task.size
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif at_hand + task.size > (LOTS * self.join.slots + 3) * most:
+        elif self._at_hand + task.size > (LOTS * self.join.slots + 3) * most:
             self._no_room(task, "what this client takes beside its other tasks")
-        elif body is not None or task.size == 0:
-            self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())
-            self._payload_complete(key)
         else:
-            self._tasks[key] = HeldTask(task, NOTHING)
-            self._change_task(key, ClientTaskEvent.TASK)
-            self._awaited.append(key)
+            self._at_hand += task.size
+            self._tasks[key] = HeldTask(task, NOTHING if body is None else body.own())
+            if body is not None or task.size == 0:
+                self._payload_complete(key)
+            else:
+                self._change_task(key, ClientTaskEvent.TASK)
+                self._awaited.append(key)
 
     def _pull(self) -> None:
         """Begins to ask for payloads, in the order of their tasks: for one at a time over a shared

@@ -324,6 +324,48 @@ def test_all_payloads_together_take_no_more_than_twice_the_tasks_at_work_and_thr
     assert not sent(give(c, last, b"x"), m.Failed)
 
 
+def cancel(c, k) -> list:
+    return c.received(m.Cancel(run="r", inc=1, key=k), None, 0.0)
+
+
+def connect_again(c) -> None:
+    c.closed()
+    c.opened(0.0)
+    c.received(WELCOME, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "end"),
+    [
+        (1, lambda c, k: c.finish(reply(3, k))),
+        (1, lambda c, k: c.finish(reply(3, k)) + c.abandon(k)),
+        (1, lambda c, k: c.finish([(m.Failed(key=k, reason="x"), NOTHING)])),
+        (1, cancel),
+        (1, lambda c, k: c.abandon(k)),
+        (1, lambda c, k: give(c, task(1, key=m.Key(k.attempt + 2, 0, 0, 0)), b"x")),
+        (2, cancel),
+        (2, lambda c, k: part(c, k, 1)),  # out of turn
+        (2, lambda c, k: part(c, k, 0) + part(c, k, 1) + c.finish(reply(2 * m.PART, k))),
+        (2, lambda c, k: connect_again(c)),
+        (3, lambda c, k: None),  # for which there is no room
+    ],
+)
+def test_what_a_task_took_is_free_again_whatever_becomes_of_it(parts, end):
+    size = parts * m.PART
+    c = ready(largest=lambda key: size, room=lambda: 2 * m.PART)
+    for attempt in range(12):
+        k = key(attempt=attempt)
+        out = give(c, task(size, key=k), bytes(size) if parts == 1 else None)
+        assert not [f for f in sent(out, m.Failed) if "beside its other tasks" in f.reason]
+        end(c, k)
+    for attempt in range(12):
+        cancel(c, key(attempt=attempt))
+        cancel(c, m.Key(attempt + 2, 0, 0, 0))
+    # Room for five, as of one slot.
+    taken = [give(c, task(m.PART, key=key(1, n)), bytes(m.PART)) for n in range(5 * parts + 1)]
+    assert [len(sent(out, m.Failed)) for out in taken] == [0] * 5 * parts + [1]
+
+
 def test_payloads_come_one_after_the_other_in_the_order_of_their_tasks():
     """Whatever becomes of the one that is coming, the next follows."""
     c = ready(slots=4, room=lambda: 2 * m.PART)
