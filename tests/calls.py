@@ -26,7 +26,7 @@ from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.launch.start import Silent, listen, listening, run_in_process
 from fednet.records import Round
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions
 from tests.processes import settings
 
@@ -81,7 +81,7 @@ def count(directory: Path, tcp: bool) -> tuple[dict[CodeType, float], int]:
 def _run_over_tcp(config: configuration.Config, directory: Path, how: ServerOptions) -> None:
     def serve() -> None:
         transport = listen(config, "tcp://127.0.0.1:*", None, False)
-        host_rounds(config, directory, listening(config, directory, transport), how)
+        run_server(config, directory, listening(config, directory, transport), how)
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()

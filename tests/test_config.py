@@ -41,7 +41,7 @@ def error(source, sets=()) -> str:
 def test_a_client_is_waited_for_as_long_as_round_join_says():
     found = {join: from_mapping({"round": {"join": join}}).round for join in ("auto", 5, None)}
     assert [r.join_s() for r in found.values()] == [60, 5, None]
-    assert [r.join_s(alone=True) for r in found.values()] == [None, 5, None]
+    assert [r.join_s(external_clients=True) for r in found.values()] == [None, 5, None]
 
 
 def test_options_of_parts_are_filled_in_and_written_beside_the_name():

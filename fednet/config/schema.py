@@ -657,10 +657,10 @@ class RoundSection(Section, frozen=True, kw_only=True):
             return 100 if wide else 3
         return self.void_rounds
 
-    def join_s(self, alone: bool = False) -> float | None:
-        """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""
+    def join_s(self, external_clients: bool = False) -> float | None:
+        """Seconds; None: for ever. external_clients: others start them, and none has come yet."""
         if self.join == "auto":
-            return None if alone else JOIN_S
+            return None if external_clients else JOIN_S
         return self.join
 
 

@@ -34,7 +34,7 @@ from fednet.journal.rows import ClosedAccount, Row, rows_of
 from fednet.wire.messages import OTHER, Field, Key, Purpose
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
-Which = tuple[int, int, int, str]  # round, phase, client and purpose of a reply
+AnyAttempt = tuple[int, int, int, str]  # round, phase, client and purpose of a task
 
 # -- why bytes were wasted
 ENDED = "the server ended"
@@ -47,8 +47,8 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
         into[kind] = into.get(kind, 0) + n
 
 
-def which(key: Key) -> Which:
-    """Which reply it is: later attempts at a task take the place of earlier ones."""
+def without_attempt(key: Key) -> AnyAttempt:
+    """Names the reply to a task: that to a later attempt takes the place of an earlier one."""
     return key.round, key.phase, key.client, key.purpose
 
 
@@ -62,7 +62,9 @@ class Book:
         self.waiting: dict[Key, list[Account]] = {}
         # Tasks of `waiting` that an earlier server sent and that have no reply here yet.
         self.inherited: set[Key] = set()
-        self.accepted: dict[Which, Accepted] = {}  # replies on disk that a later server may use
+        self.accepted: dict[
+            AnyAttempt, Accepted
+        ] = {}  # replies on disk that a later server may use
         # By task, accounts whose rows are written as useful: if a later server goes on from a
         # checkpoint before, their round is done again, and the same bytes are useful again.
         self.useful: dict[Key, list[Account]] = {}
@@ -88,20 +90,20 @@ class Book:
     # -- bytes -------------------------------------------------------------------------------------
     def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
         for name in e.names:
-            mine = self.open_accounts.setdefault(name[0], {})
-            account = mine.get(name)
+            accounts = self.open_accounts.setdefault(name[0], {})
+            account = accounts.get(name)
             if account is not None:
                 self._add(account, e.envelope, e.kinds, e.raw, 1)
                 continue
             key = name[3] if isinstance(name[3], Key) else e.key
-            whose = (-1, 0, 0, 0, "connection")
+            task = (-1, 0, 0, 0, "connection")
             if key is not None:
-                whose = key.client, key.round, key.phase, key.attempt, key.purpose
-            mine[name] = Account(
+                task = key.client, key.round, key.phase, key.attempt, key.purpose
+            accounts[name] = Account(
                 name[1],
                 e.type,
                 e.kinds,
-                *whose,
+                *task,
                 e.counted,
                 e.envelope,
                 e.raw,
@@ -165,12 +167,12 @@ class Book:
         closed: list[Account] = []
         for name in names:
             self.forms.pop(name, None)
-            mine = self.open_accounts.get(name[0], {})
-            account = mine.pop(name, None)
+            accounts = self.open_accounts.get(name[0], {})
+            account = accounts.pop(name, None)
             if account is None:
                 continue
             closed.append(account)
-            if not mine:
+            if not accounts:
                 del self.open_accounts[name[0]]
         return closed
 
@@ -187,11 +189,11 @@ class Book:
         self.waiting.setdefault(key, []).extend(accounts)
         self.inherited.discard(key)
         if e.stored:
-            self.accepted[which(key)] = e
+            self.accepted[without_attempt(key)] = e
         return ()
 
     def _revoked(self, e: Revoked) -> Sequence[ClosedAccount]:
-        self.accepted.pop(which(e.key), None)
+        self.accepted.pop(without_attempt(e.key), None)
         return ()
 
     def _verdict(self, e: Verdict) -> Sequence[ClosedAccount]:
@@ -257,7 +259,7 @@ class Book:
 
     def _forgotten(self, e: Forgotten) -> Sequence[ClosedAccount]:
         for key in _keys_over([accepted.message.key for accepted in self.accepted.values()], e):
-            del self.accepted[which(key)]
+            del self.accepted[without_attempt(key)]
         for key in _keys_over(self.useful, e):
             del self.useful[key]
         return ()
@@ -329,7 +331,7 @@ class Book:
         self.waiting = dict(e.waiting)
         self.useful = dict(e.useful)
         self.inherited = set(e.inherited)
-        self.accepted = {which(accepted.message.key): accepted for accepted in e.accepted}
+        self.accepted = {without_attempt(accepted.message.key): accepted for accepted in e.accepted}
         self.totals = dict(e.totals)
         self.crossed = dict(e.crossed)
         self.untaken.clear()

@@ -174,8 +174,8 @@ class Link:
         """
         key: m.Key | None = getattr(message, "key", None)
         if key is None and (stray or isinstance(message, m.BEATS)):
-            what = "beat" if isinstance(message, m.BEATS) else "refused"
-            crossing.append(self._event_of_many(conn, direction, what, nbytes))
+            row = "beat" if isinstance(message, m.BEATS) else "refused"
+            crossing.append(self._event_of_many(conn, direction, row, nbytes))
             return crossing[-1].names[0]
         kinds: dict[str, int] = {}
         raw = 0
@@ -208,7 +208,7 @@ class Link:
         final = False
         if key is not None and key.purpose == "evaluate":
             final = (key.round, key.phase) == self.final
-        whose = key if name[2] == ONCE else None
+        key_of_row = key if name[2] == ONCE else None  # else it is in the name
         last = crossing[-1] if crossing else None
         if (
             last is not None
@@ -216,22 +216,20 @@ class Link:
             and last.envelope == envelope
             and last.type == type
             and last.names[0][1] == direction
-            and last.key is whose is None
+            and last.key is key_of_row is None
             and last.final == final
         ):
             last.names.append(name)
         else:
-            crossing.append(Crossed([name], type, envelope, kinds, raw, whose, final=final))
+            crossing.append(Crossed([name], type, envelope, kinds, raw, key_of_row, final=final))
         return name
 
-    def _event_of_many(
-        self, conn: bytes, direction: m.Direction, what: str, nbytes: int
-    ) -> Crossed:
-        """Bytes of a row of many messages."""
-        whose = NOBODY if conn in self._strangers else conn
-        name = whose, direction, what, 0
-        self._counted.setdefault(whose, {})[name] = None
-        return Crossed([name], what, nbytes, counted=True)
+    def _event_of_many(self, conn: bytes, direction: m.Direction, row: str, nbytes: int) -> Crossed:
+        """Bytes of a row of many messages, of that type."""
+        counted_for = NOBODY if conn in self._strangers else conn
+        name = counted_for, direction, row, 0
+        self._counted.setdefault(counted_for, {})[name] = None
+        return Crossed([name], row, nbytes, counted=True)
 
     def _split(
         self, direction: m.Direction, form: Sequence[m.Field], start: int, length: int

@@ -17,7 +17,7 @@ from fednet.experiment import determinism, placement
 from fednet.experiment.build import Experiment
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions
 from fednet.wire.messages import PART, WHOLE, Join, Refuse
 
@@ -29,7 +29,7 @@ def run_in_process(
     config: Config, directory: Path, how: ServerOptions, workers: int | None = None
 ) -> Summary:
     """Runs it; returns the summary. workers: threads at most that train; the other arguments are
-    those of `host_rounds`. Nothing is encrypted, but bytes are counted as if it were.
+    those of `run_server`. Nothing is encrypted, but bytes are counted as if it were.
     """
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
@@ -104,7 +104,7 @@ def run_in_process(
         leave=leave,
         part=part,
     )
-    return host_rounds(config, directory, end, how)
+    return run_server(config, directory, end, how)
 
 
 def training_threads(config: Config, device: str, workers: int | None = None) -> int:

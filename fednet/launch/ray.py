@@ -234,7 +234,7 @@ def run_on_ray(config: Config, directory: Path, how: ServerOptions, workers: int
     of several hosts without CURVE.
     """
     from fednet.server.endpoint import listen, listening, run_keys
-    from fednet.server.process import host_rounds
+    from fednet.server.process import run_server
 
     (directory / "server.json").unlink(missing_ok=True)
     with _cluster() as ray:
@@ -258,7 +258,7 @@ def run_on_ray(config: Config, directory: Path, how: ServerOptions, workers: int
             transport = listen(config, "tcp://*:*" if beyond else "tcp://127.0.0.1:*", keys, False)
             here = replace(how, device="cpu" if fleet.device == "cpu" else "auto")
             with how.display:
-                host_rounds(config, directory, listening(config, directory, transport), here)
+                run_server(config, directory, listening(config, directory, transport), here)
         finally:
             fleet.stop()
             if fleet.failure:

@@ -24,7 +24,7 @@ from fednet.launch.supervisor import Supervisor
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening
 from fednet.server.growth import with_clients
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions, Watcher, stop_raises
 
 Report = Callable[[Path, Watcher], None]  # (directory, display)
@@ -171,7 +171,7 @@ def serve(
             while True:
                 end = listening(config, directory, transport, how.display.note)
                 try:
-                    host_rounds(config, directory, end, how)
+                    run_server(config, directory, end, how)
                     break
                 except ClientsJoin as join:
                     config = with_clients(config, join.clients)

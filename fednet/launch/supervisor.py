@@ -45,7 +45,7 @@ from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
 from fednet.server.faults import struck
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions, stop_signals_handled, stopped_by
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Supervisor:
         endpoint = listening(self.config, self.directory, transport)
         how = replace(self.how, on_event=self._tell)
         with how.display:
-            host_rounds(self.config, self.directory, endpoint, how)
+            run_server(self.config, self.directory, endpoint, how)
         return 0
 
     def _tell(self, event: str, fields: JsonMapping) -> None:

@@ -96,8 +96,8 @@ class Clients:
     sizes: DataSizes
     sent: SentModels
     """What they were sent, with which their replies are decoded."""
-    alone: bool = False
-    """See `Endpoint`."""
+    external: bool = False
+    """They are started by others, see `Endpoint`."""
     wide: bool = False
     """See `Endpoint`."""
 
@@ -135,7 +135,7 @@ class Clients:
         """
         outcomes = self.io.outcomes
         if not outcomes:
-            self.io.rest(timeout_s, outcomes.__len__)
+            self.io.do_io(timeout_s, outcomes.__len__)
         return outcomes.popleft() if outcomes else None
 
     @property
@@ -205,7 +205,7 @@ class Clients:
             return before
         return now
 
-    def came(self, added: range) -> int:
+    def clients_after_join(self, added: range) -> int:
         """Returns how many clients the run has when those that asked to join it had time to come:
         ids follow without a gap, so one that nobody hosts keeps out those after it. added: their
         ids.
@@ -260,11 +260,11 @@ def connect_clients(
     endpoint: Endpoint,
     how: ServerOptions,
     on_gpu: bool,
-    at: Callable[[str, int], None],
+    crash_at: Callable[[str, int], None],
 ) -> Clients:
     """Builds what the server talks to its clients with; nobody can connect yet. on_gpu: this
-    process computes on one. at(point, round): a point is reached at which a planned fault may
-    strike. Raises ConfigError where `model.sha256` names another model.
+    process computes on one. crash_at: see `ServerIO`. Raises ConfigError where `model.sha256` names
+    another model.
     """
     config = experiment.config
     files = records.files
@@ -276,7 +276,7 @@ def connect_clients(
         if how.on_event is not None:
             how.on_event(event, fields)
 
-    events = Events(note, how.display.note, endpoint.alone)
+    events = Events(note, how.display.note, endpoint.external_clients)
     endpoint.announce(events, records.incarnation)
     sizes = DataSizes(experiment, protocol.sites)
     sent = SentModels()
@@ -295,9 +295,9 @@ def connect_clients(
         connection_bytes(curve, "server"),
         endpoint.part,
     )
-    io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, at)
+    io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, crash_at)
     watch = Watch(files.path, io, how, config.rounds, endpoint.keyring)
-    return Clients(io, protocol.rules, watch, sizes, sent, endpoint.alone, endpoint.wide)
+    return Clients(io, protocol.rules, watch, sizes, sent, endpoint.external_clients, endpoint.wide)
 
 
 def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:
@@ -335,6 +335,6 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         declared=form_check(experiment),
         rules=patience(config, endpoint.pump is not None, endpoint.wide),
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
-        most_clients=config.round.open if endpoint.alone else None,
+        most_clients=config.round.open if endpoint.external_clients else None,
         round=0 if records.resumed is None else records.resumed.progress.round,
     )

@@ -19,7 +19,7 @@ from fednet.experiment.build import Experiment
 from fednet.files import write_record
 from fednet.protocol.tasks import Rules
 from fednet.server.events import Events
-from fednet.server.io import at_once
+from fednet.server.io import most_connections
 from fednet.transport import keys
 from fednet.transport.base import ServerTransport, reached_at
 from fednet.transport.keys import Keyring
@@ -147,8 +147,8 @@ class Endpoint:
     """
     leave: Callable[[], None] = lambda: None
     """Called at the end, after the last message."""
-    alone: bool = False
-    """The clients are started by others."""
+    external_clients: bool = False
+    """The clients are started by others, not by fednet here."""
     wide: bool = False
     """These connect over more than loopback: the server waits longer for them where the
     configuration leaves it to the server.
@@ -174,7 +174,7 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
             f"--keys {keys}: is given while security.curve is false; add --set security.curve=true."
         )
     check_bind(bind, config.security.curve, insecure)
-    return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients), later=True)
+    return ZmqServer(bind, keyring=keyring, max_each=most_connections(config.clients), later=True)
 
 
 def listening(
@@ -220,6 +220,6 @@ def listening(
         beat_seconds(config, wide),
         announce=announce,
         listen=lambda experiment: transport.listen(),
-        alone=note is not None,
+        external_clients=note is not None,
         wide=wide,
     )

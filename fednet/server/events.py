@@ -90,8 +90,8 @@ class Cause:
 
 class Events:
     """Writes the run's events. Called by one thread. note(event, fields): writes one. say(text):
-    shows a sentence on a site that comes, goes or is refused, until it is set to None. alone: the
-    clients are started by others, who want to know that they have come.
+    shows a sentence on a site that comes, goes or is refused, until it is set to None.
+    external_clients: they are started by others, who want to know that they have come.
 
     refused: how many were refused since the server started, by what was refused.
     """
@@ -100,11 +100,11 @@ class Events:
         self,
         note: Callable[[str, JsonDict], None],
         say: Callable[[str], None] | None = None,
-        alone: bool = False,
+        external_clients: bool = False,
     ) -> None:
         self._write = note
         self.say = say
-        self._alone = alone
+        self._external = external_clients
         self._loud = Rate(LOUD_A_SECOND, LOUD_AT_ONCE)
         self._lines = Rate(CAUSES_A_MINUTE / 60, CAUSES_AT_ONCE)
         self._causes: OrderedDict[tuple[str, str, str], Cause] = OrderedDict()
@@ -150,7 +150,7 @@ class Events:
         clients = fields["clients"]
         text = f"{subject_of(fields)}: {fields.get('why') or SITES[event]}"
         log.info("%s", text)
-        show = self._alone or event not in COMING or not self._away.isdisjoint(clients)
+        show = self._external or event not in COMING or not self._away.isdisjoint(clients)
         if event == "away":
             self._away.update(clients)
         elif event in ("ready", "back"):

@@ -412,7 +412,7 @@ class Exchanges:
         """
         lost = {c: why for c, why in dropped.items() if why.startswith(STATE_LOST)}
         few = 2 * len(lost) <= started or len(lost) == 1 < self.config.clients
-        if not lost or (self.clients.alone and few):
+        if not lost or (self.clients.external and few):
             return
         first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
         raise StateError(
@@ -488,7 +488,7 @@ class Exchanges:
         key = reply.key
         if key.purpose == "train":
             own = len(exp.algorithm.exchanges[key.phase].up.fields)
-            if reply.refused or len(form) == own:
+            if reply.evaluation_refused or len(form) == own:
                 return None
         tested = self.clients.sizes.test_labels(client)
         if key.purpose == "evaluate":  # it was checked when it came

@@ -42,7 +42,7 @@ from fednet.files import (
     remove_folder,
     write_all,
 )
-from fednet.journal.book import which
+from fednet.journal.book import without_attempt
 from fednet.journal.events import Accepted, Forgotten, Revoked
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart, error_text
@@ -110,8 +110,8 @@ class ReceivedReply(msgspec.Struct, eq=False):
     """Bytes of `data` or `payload`, as they count in `memory`."""
     evaluation: EvaluationReply | None = None
     """The one within the task."""
-    refused: str = ""
-    """Why it is left out."""
+    evaluation_refused: str = ""
+    """Why that is left out."""
     norms: dict[str, float] = {}
     """By field that is sent as it is, the norm of its tensors."""
     remembered: dict[str, torch.Tensor] = {}
@@ -214,7 +214,7 @@ class Inbox:
         self._uploads: dict[Key, _Upload] = {}
         self._memory = HeldMemory(GPU_BYTES if on_gpu else HELD_BYTES)
         self._spares: list[str] = []
-        self._named = 0
+        self._spares_made = 0
         remove_folder(folder / "spare")  # an earlier server's
 
     def _path(self, key: Key) -> str:
@@ -359,7 +359,7 @@ class Inbox:
 
     def withdraw(self, key: Key) -> None:
         """The reply, if it was accepted, does not count."""
-        if which(key) in self._journal.book.accepted:
+        if without_attempt(key) in self._journal.book.accepted:
             self._journal.note(Revoked(key))
             self._journal.flush()
 
@@ -409,12 +409,12 @@ class Inbox:
                 client = int(os.path.basename(path).split("-")[1])
                 if (round, client) in kept or path in busy or is_read(path):
                     continue
-                self._named += 1
-                spare = str(place / f"{self._named}.bin")
+                self._spares_made += 1
+                spare = str(place / f"{self._spares_made}.bin")
                 os.replace(path, spare)
-                more = os.path.getsize(spare)
-                if size + more <= SPARE_BYTES:
-                    size += more
+                nbytes = os.path.getsize(spare)
+                if size + nbytes <= SPARE_BYTES:
+                    size += nbytes
                     self._spares.append(spare)
                 else:
                     gone.append(spare)
@@ -512,13 +512,13 @@ def decoder(
             clients = [reply.key.client for reply in replies]
             return [evaluation_in(exp, form, b, tested(c)) for c, b in zip(clients, bodies)]
         kind = exp.algorithm.exchanges[key.phase].up
-        more: Sequence[Field] = ()  # the fields of an evaluation
-        behind: list[Body] = []  # their bytes
+        evaluation_form: Sequence[Field] = ()
+        evaluations: list[Body] = []
         if len(form) > len(kind.fields):
             cuts = [cut(form, body, len(kind.fields)) for body in bodies]
-            (form, _), (more, _) = cuts[0]
+            (form, _), (evaluation_form, _) = cuts[0]
             bodies = [own for (_, own), _ in cuts]
-            behind = [rest for _, (_, rest) in cuts]
+            evaluations = [rest for _, (_, rest) in cuts]
         fill = initial if sent.fill is None else sent.fill
         try:
             if exp.up.compresses(kind):
@@ -536,12 +536,12 @@ def decoder(
             raise WrongPart(m.clean(error_text(broken, anywhere=True))) from broken
         for reply, payload in zip(replies, payloads):
             check(reply, payload)
-        for reply, body in zip(replies, behind):
+        for reply, body in zip(replies, evaluations):
             client = reply.key.client
             try:
-                reply.evaluation = evaluation_in(exp, more, body, tested(client))
+                reply.evaluation = evaluation_in(exp, evaluation_form, body, tested(client))
             except RemoteProtocolError as broken:  # it decides nothing of the training
-                reply.refused = str(broken)
+                reply.evaluation_refused = str(broken)
         if kind not in alone and sent.fill is None:
             for reply in replies:
                 reply.remembered.clear()

@@ -48,7 +48,7 @@ from fednet.wire.body import Body
 # -- times, in seconds
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
-SNAPSHOT_S = 0.5  # how often the rows for status.json are made, such as whom the exchange waits for
+STATUS_S = 0.5  # how often the rows for status.json are made, such as whom the exchange waits for
 # How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
 # hand the interpreter to each other at every operation on tensors: a third more for a small reply.
 GRACE_S = 0.02
@@ -88,19 +88,19 @@ class ListeningClock:
         # A pause of this process never counts as silence of the clients, whatever code it was in.
         return (min(now, self._listened + PAUSE_S) if self._counts else now) - self._missed
 
-    def note_listened(self, counts: bool = True, alone: bool = False) -> None:
-        """What had come was taken in. alone: nobody was waited for until now, so that all of it
-        counts. counts: False in one process, where clients train in this very thread, and nobody
-        ever is silent.
+    def note_listened(self, counts: bool = True, nobody_missed: bool = False) -> None:
+        """What had come was taken in. counts: False in one process, where clients train in this
+        very thread, and nobody ever is silent. nobody_missed: nobody was waited for until now, so
+        that all of the time counts.
         """
         now = self.monotonic()
-        if counts and not alone:
+        if counts and not nobody_missed:
             self._missed += max(0.0, now - self._listened - PAUSE_S)
         self._listened = now
         self._counts = counts
 
 
-def at_once(clients: int) -> int:
+def most_connections(clients: int) -> int:
     """Connections, and joins, of one key or address. clients: of the federation, which may all be
     one's, each with a connection that has broken beside its new one.
     """
@@ -112,7 +112,7 @@ class ServerIO:
 
     All of it belongs to one thread at a time: to that of the rounds inside `with io:`, else to the
     caretaker, a thread that does the I/O meanwhile. What the caretaker raised is raised by the next
-    `with io:`. In one process there is no caretaker, and `rest` also steps the clients.
+    `with io:`. In one process there is no caretaker, and `do_io` also steps the clients.
 
     outcomes: of tasks that are over, in the order in which they ended: the reply, or why there is
     none. `Clients.wait` takes them.
@@ -127,10 +127,10 @@ class ServerIO:
         inbox: Inbox,
         events: Events,
         pump: Callable[[], bool] | None = None,
-        at: Callable[[str, int], None] = lambda point, round: None,
+        crash_at: Callable[[str, int], None] = lambda point, round: None,
     ) -> None:
-        """pump(): steps the clients of this process; whether anything happened. at(point, round):
-        a point is reached at which a planned fault may strike.
+        """pump(): steps the clients of this process; whether anything happened. crash_at(point,
+        round): crashes this process where a planned fault says so.
         """
         self.journal = link.journal
         self.protocol = protocol
@@ -139,7 +139,7 @@ class ServerIO:
         self.inbox = inbox
         self.events = events
         self._pump_clients = pump
-        self._at = at
+        self._crash_at = crash_at
         self.inline = pump is not None
         self.outcomes: deque[ReceivedReply | Resolved] = deque()
         # What a wake-up leads to, held back until it is written down.
@@ -153,13 +153,13 @@ class ServerIO:
         self._tick_at = self._shown_at = self._booked = 0.0
         # Of what peers send that brings the run nothing: so much each, see above.
         everyone = 1 + protocol.clients
-        self._joins = Rate(JOINS_A_SECOND, at_once(protocol.clients))
+        self._joins = Rate(JOINS_A_SECOND, most_connections(protocol.clients))
         self._of_connection = Rate(USELESS_A_SECOND, USELESS_AT_ONCE)
         self._of_peer = Rate(everyone * USELESS_A_SECOND, everyone * USELESS_AT_ONCE)
         self._addresses: dict[bytes, str] = {}  # by connection
         self._hung_up: set[bytes] = set()  # connections of which nothing is taken in any more
         self.now = ListeningClock()
-        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
+        self.status_rows: JsonDict = {"waiting": [], "arrived": [], "sites": [], "refused": []}
         self._lock = threading.Lock()
         self._owner = 0  # the number of the thread that has it; 0: none
         self._within = 0  # how often that thread is inside `with io:`
@@ -221,7 +221,7 @@ class ServerIO:
     # -- commands ----------------------------------------------------------------------------------
     def act(self, instructions: list[Instruction]) -> None:
         """Does what a command to the protocol leads to."""
-        self._do(instructions)
+        self._follow(instructions)
         self._end_wakeup()
 
     def finish(self, over: bool, reason: str) -> None:
@@ -247,7 +247,7 @@ class ServerIO:
         with self:
             self.events.tell(event, fields)
 
-    def rest(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
+    def do_io(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
         """Does the I/O until `enough`, or for `timeout_s`. In one process it also steps the
         clients.
         """
@@ -305,11 +305,11 @@ class ServerIO:
         """Handles what the transport receives in this time; returns whether anything happened."""
         try:
             if self._tasks_left:  # in the last step
-                self._at("broadcasting", self.protocol.round)
+                self._crash_at("broadcasting", self.protocol.round)
                 self._tasks_left = False
-            alone = not self.protocol.roster.workers and not self.protocol.tasks
+            nobody_missed = not self.protocol.roster.workers and not self.protocol.tasks
             came = self.transport.poll(timeout_s)
-            self.now.note_listened(not self.inline, alone=alone)
+            self.now.note_listened(not self.inline, nobody_missed)
             for event in came:
                 if isinstance(event, Received):
                     self._received(event)
@@ -324,7 +324,7 @@ class ServerIO:
                     worker = self.protocol.roster.worker_of(conn)
                     self._send_all()
                     self.link.mark_cut(conn)
-                    self._do(self.protocol.closed(conn, self.now(), event.why))
+                    self._follow(self.protocol.closed(conn, self.now(), event.why))
                     round = self.protocol.round
                     self.link.undecoded(conn, event.received, round=round, worker=worker)
                     self.link.closed(conn, True, round, worker)
@@ -347,7 +347,7 @@ class ServerIO:
         """
         began = time.thread_time()
         self._handle_replies()
-        self._do(self.protocol.tick(now))
+        self._follow(self.protocol.tick(now))
         if now - self._booked >= BOOK_S:
             self._booked = now
             self._send_all()
@@ -355,14 +355,14 @@ class ServerIO:
         if now >= self._shown_at:
             protocol = self.protocol
             offset = time.time() - now
-            self.snapshot = {
+            self.status_rows = {
                 "waiting": protocol.waiting(offset),
                 "arrived": protocol.accepted_clients(),
                 "sites": protocol.roster.sites(protocol.clients, offset),
                 "refused": self.events.refusals(),
                 "refusals": dict(self.events.refused),
             }
-            self._shown_at = now + pause(SNAPSHOT_S, began)
+            self._shown_at = now + pause(STATUS_S, began)
         self._tick_at = now + pause(TICK_S, began)
 
     def _received(self, event: Received) -> None:
@@ -383,7 +383,7 @@ class ServerIO:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
             self._handle_replies()
-            self._do(self.protocol.undecodable(conn, str(broken), self.now()))
+            self._follow(self.protocol.undecodable(conn, str(broken), self.now()))
             if not stranger:
                 self._limit_useless(event)
             return
@@ -402,16 +402,14 @@ class ServerIO:
         for all of them.
         """
         now = self.now()
-        strangers = [event.conn not in self.protocol.roster.joined for event, _, _ in messages]
-        answers = [
-            self.protocol.received(event.conn, message, body, now, event.user)
-            for event, message, body in messages
-        ]
         came: list[Incoming] = []
-        for (event, message, body), instructions in zip(messages, answers):
+        answers: list[tuple[Received, list[Instruction], bool]] = []
+        for event, message, body in messages:
             conn = event.conn
-            first = instructions[0] if instructions else None
-            stray = first.reason if isinstance(first, Stray) else ""
+            instructions = self.protocol.received(conn, message, body, now, event.user)
+            stray = ""
+            if instructions and isinstance(instructions[0], Stray):
+                stray = instructions[0].reason
             if isinstance(message, m.Join) and self.protocol.roster.worker_of(conn):
                 self._send_all()  # what is for its last connection, which a new one ends
                 self.transport.vouch(conn)
@@ -428,12 +426,12 @@ class ServerIO:
                 self.link.refused(conn, event.frames)
             else:
                 came.append(Incoming(conn, message, body, event.frames, stray))
+            useless = bool(stray) or isinstance(message, m.BEATS)
+            answers.append((event, instructions, useless and conn in self.protocol.roster.joined))
         self.link.record_received(came)
-        for (event, message, _), stranger, instructions in zip(messages, strangers, answers):
-            self._do(instructions)
-            first = instructions[0] if instructions else None
-            useless = isinstance(first, Stray) or isinstance(message, m.BEATS)
-            if useless and not stranger:
+        for event, instructions, useless in answers:
+            self._follow(instructions)
+            if useless:  # of one that has joined: others count against their joins
                 self._limit_useless(event)
 
     def _peer(self, event: Received) -> str:
@@ -455,7 +453,7 @@ class ServerIO:
         self.events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
         self.transport.hang_up(conn)
 
-    def _do(self, instructions: list[Instruction], reply: ReceivedReply | None = None) -> None:
+    def _follow(self, instructions: list[Instruction], reply: ReceivedReply | None = None) -> None:
         """Carries out the protocol's instructions. Messages are held back until `_send_all`,
         outcomes until `_end_wakeup`. reply: the one by which a task is over, if one is.
         """
@@ -464,10 +462,10 @@ class ServerIO:
                 self._unsent.append(i)
             elif isinstance(i, Store):
                 self.inbox.store(i.key, i.offset, i.data)
-                self._at("spooling", i.key.round)
+                self._crash_at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 if i.body is not None:
-                    self._at("spooling", i.task.key.round)
+                    self._crash_at("spooling", i.task.key.round)
                 self._whole.append(i)
             elif isinstance(i, Resolved):
                 if reply is not None and reply.key == i.key:
@@ -519,9 +517,9 @@ class ServerIO:
             if isinstance(accepted, ReceivedReply):
                 if key.purpose == "train":
                     self._trained.add(key.round)
-                self._do(self.protocol.accept(key, now, accepted.refused), accepted)
+                self._follow(self.protocol.accept(key, now, accepted.evaluation_refused), accepted)
             else:
-                self._do(self.protocol.reject(key, str(accepted), now))
+                self._follow(self.protocol.reject(key, str(accepted), now))
 
     # -- its end -----------------------------------------------------------------------------------
     def _unsent_of(self) -> set[tuple[bytes, object]]:
@@ -553,7 +551,7 @@ class ServerIO:
         else:
             self.journal.flush()
         for round in sorted(self._trained):
-            self._at("receiving", round)
+            self._crash_at("receiving", round)
         self._trained.clear()
         self.outcomes += self._resolved
         self._resolved.clear()

@@ -33,7 +33,7 @@ from fednet.world import held_out
 log = logging.getLogger(__name__)
 
 
-def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: ServerOptions) -> Summary:
+def run_server(config: Config, directory: Path, endpoint: Endpoint, how: ServerOptions) -> Summary:
     """Runs a server from its first step to its last; returns the summary. endpoint: how it reaches
     its clients; its transport is closed at the end. Raises ClientsJoin where it has to start again
     with more clients.

@@ -137,7 +137,7 @@ class Rounds:
             # Before the run begins. After a resume each task waits for its own client.
             if not progress.round:
                 start = n if section.start == "all" else section.start
-                join_s = section.join_s(self.clients.alone)
+                join_s = section.join_s(self.clients.external)
                 self.clients.watch.await_clients(start, join_s)
             # Processor time until now belongs to no round.
             self.resources.since(self.clients.processes())
@@ -153,12 +153,12 @@ class Rounds:
         """
         config = self.config
         round = self.progress.round
-        asked = config.round.open is not None and self.clients.alone
+        asked = config.round.open is not None and self.clients.external
         join_s = config.round.join_s()
         if asked and join_s is None:
             join_s = JOIN_S  # a stranger who asks and goes would hold up the run for ever
         self.clients.watch.await_clients(len(added), join_s, round + 1, added)
-        clients = self.clients.came(added) if asked else config.clients
+        clients = self.clients.clients_after_join(added) if asked else config.clients
         if clients < config.clients:
             gone = list(range(clients, config.clients))
             self.records.files.event("not_joined", round, clients=gone)
@@ -236,7 +236,7 @@ class Rounds:
         then they are waited for, or the round would be void, and a few void rounds end a run.
         """
         section = self.config.round
-        bound = section.join_s(self.clients.alone)
+        bound = section.join_s(self.clients.external)
         return bound is None and self.clients.watch.present() < section.min_results
 
     def gather(self, round: int) -> None:

@@ -43,7 +43,7 @@ class Watcher(Protocol):
     def round_started(self, round: int, rounds: int, cohort: Sequence[int], /) -> None: ...
 
     def progress(self, info: JsonMapping, /) -> None:
-        """info: whom the round waits for, `waiting` and `arrived`, see `ServerIO.snapshot`."""
+        """info: whom the round waits for, `waiting` and `arrived`, see `ServerIO.status_rows`."""
         ...
 
     def round_done(self, record: Round, /) -> None: ...
@@ -210,7 +210,7 @@ class Watch:
             round = protocol.round
             self._how.display.progress(
                 {
-                    **self._io.snapshot,
+                    **self._io.status_rows,
                     "round": round,
                     "rounds": self._rounds,
                     "keys": self._key_ends(),
@@ -247,11 +247,11 @@ class Watch:
     def _tell_waiting(self) -> None:
         """Says for whom the round waits, if these clients are not connected."""
         protocol = self._io.protocol
-        snapshot = self._io.snapshot
+        rows = self._io.status_rows
         exchange = protocol.round, protocol.phase, protocol.purpose
         if self._awaiting or exchange == self._told_of:
             return
-        missing = [w for w in snapshot["waiting"] if not w["host"] and w["phase"] != "queued"]
+        missing = [w for w in rows["waiting"] if not w["host"] and w["phase"] != "queued"]
         now = time.time()
         if not any(now - w["since"] >= TELL_S for w in missing):
             return
@@ -261,14 +261,14 @@ class Watch:
         if all(w["deadline_s"] is not None for w in missing):
             left = max(w["deadline_s"] for w in missing)
             until = f"; without them in {max(0.0, left):.0f} s"
-        absent = absent_as_text(snapshot["sites"], ids)
+        absent = absent_as_text(rows["sites"], ids)
         text = f"round {protocol.round} waits for clients that are not connected: {absent}{until}"
         self._how.display.note(with_time(text))
 
     def status(self, state: str, **who: object) -> None:
-        """Writes status.json. The snapshot may be older than the run's end."""
+        """Writes status.json. The rows may be older than the run's end."""
         protocol = self._io.protocol
-        snapshot = self._io.snapshot
+        rows = self._io.status_rows
         over = state == "done"
         round = self._awaiting - 1 if self._awaiting else protocol.round
         if state != "running":  # the round that was under way is not over
@@ -279,10 +279,10 @@ class Watch:
             round=round,
             rounds=self._rounds,
             phase=protocol.purpose,
-            waiting=[] if over else snapshot["waiting"],
-            arrived=[] if over else snapshot["arrived"],
-            sites=[] if over else snapshot["sites"],
-            refused=[] if over else snapshot["refused"],
+            waiting=[] if over else rows["waiting"],
+            arrived=[] if over else rows["arrived"],
+            sites=[] if over else rows["sites"],
+            refused=[] if over else rows["refused"],
             **who,
         )
 
@@ -329,7 +329,7 @@ class Watch:
                     self._how.display.note(with_time(text))
                 said = text
                 say_at = time.monotonic() + TELL_AGAIN_S
-            self._io.rest(0.05, lambda: self.present(among) >= wanted)
+            self._io.do_io(0.05, lambda: self.present(among) >= wanted)
             self.check()
         self._awaiting = 0
         if among is None and until is not None and not self.present():

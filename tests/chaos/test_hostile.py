@@ -26,7 +26,7 @@ from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
 from fednet.protocol.instructions import MOST_STRAYS
 from fednet.server.endpoint import listen, listening
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
@@ -53,7 +53,7 @@ def serve(
     if bind is None:
         return run_in_process(config, directory, how)
     transport = listen(config, bind, None, False)
-    return host_rounds(config, directory, listening(config, directory, transport), how)
+    return run_server(config, directory, listening(config, directory, transport), how)
 
 
 def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, dict[str, Any]]:

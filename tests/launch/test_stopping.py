@@ -71,7 +71,7 @@ def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, mon
 
     monkeypatch.setattr(process, "open_run", refuses)
     with pytest.raises(ConfigError, match="no such data"):
-        process.host_rounds(Config(name="x"), tmp_path, None, ServerOptions(None, [], "cpu", None))
+        process.run_server(Config(name="x"), tmp_path, None, ServerOptions(None, [], "cpu", None))
 
 
 def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(

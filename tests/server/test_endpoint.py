@@ -100,9 +100,9 @@ def test_it_says_how_clients_join(tmp_path, monkeypatch):
         (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://0.0.0.0:1"),
     ):
         bound = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
-        assert not endpoint.listening(config, tmp_path, bound).alone  # type: ignore[arg-type]
+        assert not endpoint.listening(config, tmp_path, bound).external_clients  # type: ignore[arg-type]
         made = endpoint.listening(config, tmp_path, bound, said.append)  # type: ignore[arg-type]
-        assert made.alone
+        assert made.external_clients
         assert made.beat_s == 30
         made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
     ends = [line.partition("--server ")[2] for line in said]

@@ -34,7 +34,9 @@ def told(clock):
     """Events of a server whose clients are started by others, what it wrote, and what it said."""
     notes = []
     said = []
-    events = Events(lambda event, fields: notes.append((event, fields)), said.append, alone=True)
+    events = Events(
+        lambda event, fields: notes.append((event, fields)), said.append, external_clients=True
+    )
     return events, notes, said
 
 

@@ -409,7 +409,9 @@ def test_heartbeats_of_a_round_are_one_row_each_way(tmp_path):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
-    until(lambda: any(name[2] == "beat" for name in open_accounts(both.link.journal)), both.io.rest)
+    until(
+        lambda: any(name[2] == "beat" for name in open_accounts(both.link.journal)), both.io.do_io
+    )
     both.clients.book_heartbeats(1)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
@@ -435,9 +437,9 @@ def test_a_clients_book_names_the_server_and_the_round_and_says_what_was_cut_sho
         specs = [FaultySpec(i, form, body, check, **(cut if i == 0 else {})) for i in range(2)]
         clients.open((round, 0, "train"), specs)
         for _ in range(2):
-            until(lambda: clients.io.outcomes, clients.io.rest)
+            until(lambda: clients.io.outcomes, clients.io.do_io)
             clients.wait(0.0)
-        until(lambda: ("up", "beat") in types(), clients.io.rest)
+        until(lambda: ("up", "beat") in types(), clients.io.do_io)
 
     next_round(1)
     next_round(2)
@@ -479,7 +481,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
     )
     monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
-    io._do([Send(last, m.Cancel(key=m.Key(1, 0, 0, 0)))])
+    io._follow([Send(last, m.Cancel(key=m.Key(1, 0, 0, 0)))])
     again = network.client()
     session = both.loop.protocol.join.session
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
@@ -592,7 +594,7 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     now.note_listened()
     assert now() == before + server_io.PAUSE_S
     at += 60
-    now.note_listened(alone=True)  # nobody was waited for: all of it counts
+    now.note_listened(nobody_missed=True)  # nobody was waited for: all of it counts
     assert now() == before + server_io.PAUSE_S + 60
     at += 3600  # somebody came, and the server is at something else
     assert now() == before + 2 * server_io.PAUSE_S + 60

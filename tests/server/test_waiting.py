@@ -40,21 +40,21 @@ class Clock(contextlib.nullcontext[None]):
         absent = {"connected": False, "why": "has not connected"}
         return [{"clients": [(0, clients - 1)], **absent}]
 
-    def rest(self, *_: Any) -> None:
+    def do_io(self, *_: Any) -> None:
         self.now += 60.0
         self.looks += 1
         self.protocol.roster.hosting = {0: {}, 1: {}} if self.looks >= self.after else {}
 
 
 @pytest.mark.parametrize(
-    ("alone", "section", "gives_up"),
+    ("external", "section", "gives_up"),
     [
-        (True, {}, ""),  # others start the clients
+        (True, {}, ""),
         (True, {"join": 600}, r"no client joined within 600 s \(round\.join\)"),
         (False, {}, "no client joined within 60 s"),
     ],
 )
-def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gives_up):
+def test_how_long_a_server_waits_for_its_clients(monkeypatch, external, section, gives_up):
     clock = Clock(after=100)
     notes = []
     monkeypatch.setattr(watch, "time", clock)
@@ -64,9 +64,9 @@ def test_how_long_a_server_waits_for_its_clients(monkeypatch, alone, section, gi
     watching.check = lambda: None  # type: ignore[method-assign]
     if gives_up:
         with pytest.raises(CannotGoOn, match=gives_up):
-            watching.await_clients(2, round.join_s(alone))
+            watching.await_clients(2, round.join_s(external))
         return
-    watching.await_clients(2, round.join_s(alone))
+    watching.await_clients(2, round.join_s(external))
     assert clock.looks == 100
     assert [note.partition("  ")[2] for note in notes] == [
         "waiting for clients: 0 of 3 are ready, 2 are needed; not connected: 0-2 (has not "
@@ -79,7 +79,7 @@ def watching(monkeypatch, tmp_path):
     clock.protocol.round = 1
     clock.protocol.phase = 0
     clock.protocol.purpose = "train"
-    clock.snapshot = {"waiting": [], "arrived": [], "sites": [], "refused": []}
+    clock.status_rows = {"waiting": [], "arrived": [], "sites": [], "refused": []}
     monkeypatch.setattr(watch, "time", clock)
     said: list[str] = []
     display = SimpleNamespace(progress=lambda info: None, note=said.append)
@@ -128,7 +128,7 @@ def test_a_round_that_waits_for_clients_that_are_not_connected_says_so_once(monk
         {"clients": [0, 1], "connected": True, "why": ""},
         {"clients": [2, 3], "connected": False, "why": "key expired"},
     ]
-    clock.snapshot |= {"waiting": [busy, queued, away], "sites": sites}
+    clock.status_rows |= {"waiting": [busy, queued, away], "sites": sites}
     said = here._how.said
     clock.now = 19.0
     here.check()

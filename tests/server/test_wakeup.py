@@ -14,7 +14,7 @@ import pytest
 from fednet.files import digest
 from fednet.launch import start
 from fednet.server.endpoint import Endpoint
-from fednet.server.process import host_rounds
+from fednet.server.process import run_server
 from fednet.server.watch import ServerOptions
 from fednet.transport.base import Event, Opened, Received
 from fednet.wire import messages as m
@@ -107,7 +107,7 @@ def served(out: Path, together: int) -> tuple[str, list[Any], list[Any]]:
 
         transport = Crowd(together)
         endpoint = Endpoint(transport, None, 2.0, listen=listen)
-        host_rounds(
+        run_server(
             config, directory, endpoint, ServerOptions(start.Silent(), ["test"], "cpu", None)
         )
     rounds = lines(directory / "rounds.jsonl")
