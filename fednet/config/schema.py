@@ -213,10 +213,10 @@ class FaultSection(Section, frozen=True, kw_only=True):
     share: Share | None = None
     """drop_during_upload: share of the reply that is sent, at most all bytes but one. [share]"""
     at: ServerPoint | None = None
-    """server_crash: after a task was sent (broadcasting); after a part of a reply arrived
-    (receiving), or all of it (spooling); after the last reply was aggregated (aggregating); after
-    the evaluation (evaluating); before (checkpointing) or after (recording) the checkpoint's
-    manifest is written; after the round (between).
+    """server_crash: after a task was sent (broadcasting); after a reply or a part of it arrived
+    (spooling); after a reply was accepted (receiving); after the last reply was aggregated
+    (aggregating); after the evaluation (evaluating); before (checkpointing) or after (recording)
+    the checkpoint's manifest is written; after the round (between).
     """
 
 

@@ -380,7 +380,9 @@ def test_what_a_wake_up_leads_to_is_in_the_journal_then_leaves_then_counts(tmp_p
     send = both.link._send
     monkeypatch.setattr(io.journal, "flush", lambda: (calls.append("journal"), flush()))
     monkeypatch.setattr(both.link, "_send", lambda *a: (calls.append("left"), send(*a))[1])
-    monkeypatch.setattr(io, "_at", lambda point, round: calls.append((point, len(io.outcomes))))
+    monkeypatch.setattr(
+        io, "_crash_at", lambda point, round: calls.append((point, len(io.outcomes)))
+    )
     both.phase(10)
     at = calls.index(("receiving", 0))  # a reply has come, and the rounds do not have it yet
     written = max(n for n in range(at) if calls[n] == "journal")
