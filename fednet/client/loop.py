@@ -117,7 +117,7 @@ class Prepared:
     """What trains clients together, one for each device; none: each client trains by itself."""
     together: int = 1
     """Clients that a pack trains at once."""
-    beside: bool = False
+    rounds_overlap: bool = False
     """See `ClientProtocol`."""
     largest: Callable[[m.Key], int] = lambda key: p.UNBOUNDED
     """See `ClientProtocol`."""
@@ -318,7 +318,7 @@ class ClientLoop:
             if isinstance(event, Received):
                 self._received(event.frames)
                 continue
-            self._handle()
+            self._handle_tasks()
             if isinstance(event, Opened):
                 self._connected = True
                 self.link.opened(CONNECTION)
@@ -329,7 +329,7 @@ class ClientLoop:
                 self._follow(self.protocol.closed())
                 self.link.undecoded(CONNECTION, event.received)
                 self.link.closed(CONNECTION)
-        self._handle()
+        self._handle_tasks()
         while not self._calls.empty():
             moved = True
             self._calls.get()()
@@ -340,7 +340,7 @@ class ClientLoop:
             waiting = self._delayed
             self._delayed = []
             for due, call in waiting:
-                self._at(due, call)
+                self._call_at(due, call)
         if self._inline and self.slots.work_inline():
             moved = True
         now = time.monotonic()
@@ -384,24 +384,24 @@ class ClientLoop:
         try:
             message, body = self.link.receive(CONNECTION, frames)
         except RemoteProtocolError as broken:
-            self._handle()
+            self._handle_tasks()
             log.warning("a message of the server is damaged, connecting again: %s", broken)
             self._follow([p.Reconnect()])  # the server may wait for an answer to it
             return
         if isinstance(message, m.Task):
             self._read.append((message, body, frames))
         else:
-            self._handle()
-            self._take_in([(message, body, frames)])
+            self._handle_tasks()
+            self._handle([(message, body, frames)])
 
-    def _handle(self) -> None:
+    def _handle_tasks(self) -> None:
         """Handles the tasks that were read."""
         if self._read:
             read = self._read
             self._read = []
-            self._take_in(read)
+            self._handle(read)
 
-    def _take_in(self, messages: Sequence[tuple[m.Message, Body | None, Frames]]) -> None:
+    def _handle(self, messages: Sequence[tuple[m.Message, Body | None, Frames]]) -> None:
         """Hands messages to the protocol, records them, and does what follows from them: each step
         for all of them.
         """
@@ -485,7 +485,7 @@ class ClientLoop:
             if self._wanted.get(key) is given:
                 del self._wanted[key]
                 answers.append(answer)
-        self._follow(self._sent_of(answers))
+        self._follow(self._pass_on(answers))
 
     def _answer_struck(
         self, given: p.DoTask, answer: tuple[m.Reply, Body] | None, faults: PlannedFaults
@@ -498,14 +498,14 @@ class ClientLoop:
         if answer is None or faults.silent(answer[0]):
             self._follow(self.protocol.abandon(key))
             return
-        out = faults.apply_to(self._sent_of([answer]))
+        out = faults.apply_to(self._pass_on([answer]))
         end = faults.cut(answer[0].size)
         if end is not None:
             self._cut_uploads.plan(key, end)
         self._follow(out + faults.after())
 
-    def _sent_of(self, answers: Sequence[Answer]) -> list[p.Instruction]:
-        """What the protocol does with these, which are over now."""
+    def _pass_on(self, answers: Sequence[Answer]) -> list[p.Instruction]:
+        """Passes what tasks came to on to the protocol, and returns its instructions."""
         self._lines.add_answers(answers)
         before = self._answered
         self._answered += len(answers)
@@ -521,7 +521,7 @@ class ClientLoop:
                     out += self.protocol.uploading(message.key.client)
         return out
 
-    def _at(self, due: float, call: Callable[[], None]) -> None:
+    def _call_at(self, due: float, call: Callable[[], None]) -> None:
         """Makes a call when it is time, on the monotonic clock."""
         if due > time.monotonic():
             self._delayed.append((due, call))
@@ -537,11 +537,11 @@ class ClientLoop:
         self.protocol.own_links = prepared.shape is not None
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
-        self.protocol.beside = prepared.beside
+        self.protocol.rounds_overlap = prepared.rounds_overlap
         self.protocol.largest = prepared.largest
         self._lines.main_exchange = prepared.main_exchange
         self._lines.samples = prepared.samples
-        self._follow(self.protocol.at_once(self.slots.total))
+        self._follow(self.protocol.slots_changed(self.slots.total))
         self._follow(self.protocol.ready(prepared.layout, prepared.sites))
 
     # -- in the thread of a slot -------------------------------------------------------------------
@@ -565,7 +565,7 @@ class ClientLoop:
 
     def _slots_changed(self) -> None:
         if not self._inline:
-            self._later(lambda: self._follow(self.protocol.at_once(self.slots.total)))
+            self._later(lambda: self._follow(self.protocol.slots_changed(self.slots.total)))
 
     def _prepare_run(self, welcome: m.Welcome, device: int) -> None:
         try:
@@ -608,7 +608,7 @@ class ClientLoop:
             self.slots.put([partial(self._do, given, prepared)])
 
     def _work(self, given: p.DoTask, worker: Worker, device: int) -> None:
-        """Does a task."""
+        """Does a task as its planned faults have it. Raises what the worker raises."""
         task = given.task
         stages = Stages(given, self._wanted, self.protocol.doing)
         work = partial(worker.work, task, given.body, check=given.check)
@@ -616,7 +616,8 @@ class ClientLoop:
             if task.faults and not self._warned_of_faults:
                 self._warned_of_faults = True
                 log.warning("the server plans faults for this client; without --faults none occurs")
-            self._finish(given, self.slots.run(device, partial(work, stages), worker.device.forget))
+            done = self.slots.run(device, partial(work, stages), worker.device.forget)
+            self._queue_answer(given, done)
             # A pack has one thread, and a client process has its threads from the start.
             timed = self._inline and not worker.device.packed and stages.step_s < math.inf
             if timed and self.slots.trained(device, stages.step_s):
@@ -633,9 +634,9 @@ class ClientLoop:
         except Silenced:
             pass
         struck_answer = partial(self._answer_struck, given, answer, faults)
-        self._later(partial(self._at, due, struck_answer))
+        self._later(partial(self._call_at, due, struck_answer))
 
-    def _finish(self, given: p.DoTask, answer: Answer) -> None:
+    def _queue_answer(self, given: p.DoTask, answer: Answer) -> None:
         """Leaves what a task came to for the thread of the loop, which is woken when the call is
         over: those of clients that were trained together are answered together.
         """
@@ -678,7 +679,7 @@ class ClientLoop:
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
-        self._finish(given, (failed, NOTHING))
+        self._queue_answer(given, (failed, NOTHING))
         if isinstance(error, (StateError, SharedChanged)) and not lacks:
             self._later(partial(self._end, error))
 

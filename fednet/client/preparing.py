@@ -159,7 +159,7 @@ def prepare(
         links.shaper(config),
         packs,
         together=max(1, min(config.train.pack, len(clients))),
-        beside=config.schedule.mode != "sync",
+        rounds_overlap=config.schedule.mode != "sync",
         largest=payload_bound(experiment),
         main_exchange=experiment.algorithm.main_exchange,
     )

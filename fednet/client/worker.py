@@ -47,7 +47,7 @@ from fednet.wire.codec import PLAIN, Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.payload import LocalRun, Payload, tensors_of, weights_of
 
-NOTHING = contextlib.nullcontext()
+NO_STREAM = contextlib.nullcontext()
 CACHED_SHARE = 0.1  # of a GPU's memory for clients' data: what `slots.SPARE` leaves
 
 
@@ -119,7 +119,7 @@ class Device:
         kept for that stream alone.
         """
         if self.device.type != "cuda" or self.packed:
-            return NOTHING
+            return NO_STREAM
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._own.stream)

@@ -70,7 +70,7 @@ class Link:
         part: int = m.PART,
     ) -> None:
         self.out: m.Direction = "down" if side == "server" else "up"
-        self.back = m.OTHER[self.out]
+        self.back = m.OTHER[self.out]  # in which messages come
         self._decode = decode_from_client if side == "server" else decode_from_server
         self._send = send
         self._framing = framing
@@ -131,7 +131,7 @@ class Link:
         try:
             return self._decode(frames, self._most)
         except RemoteProtocolError:
-            self.refused(conn, frames)
+            self.record_refused(conn, frames)
             raise
 
     def record_received(self, received: Iterable[Incoming]) -> None:
@@ -151,7 +151,7 @@ class Link:
         for name, stray in wasted:
             self._close([name], reason=stray)
 
-    def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
+    def record_refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Records frames that nobody reads, or that cannot be used, in a row of many messages."""
         self.record_received([Incoming(conn, UNREAD, None, frames, "refused")])
 

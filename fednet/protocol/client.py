@@ -152,7 +152,7 @@ class ClientProtocol:
     """Bytes of a payload's parts, but the last."""
     own_links: bool = False
     """Each client has a link of its own: payloads need not wait for each other."""
-    beside: bool = False
+    rounds_overlap: bool = False
     """A task of a later round does not end other clients' tasks."""
     largest: Callable[[Key], int] = lambda key: UNBOUNDED
     """Returns the most bytes of a task's payload that the run declares."""
@@ -161,7 +161,7 @@ class ClientProtocol:
     run: str = ""
     inc: int = 0
     beat_s: float = 2.0
-    hosts: frozenset[int] = frozenset()  # clients that the server welcomed
+    clients: frozenset[int] = frozenset()  # that the server welcomed
     # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     _tasks: dict[Key, HeldTask] = field(default_factory=dict)  # none of them GONE
@@ -232,7 +232,7 @@ class ClientProtocol:
             )
         elif isinstance(message, m.Task):
             client = message.key.client
-            if self.state is not ClientState.READY or client not in self.hosts:
+            if self.state is not ClientState.READY or client not in self.clients:
                 raise RemoteProtocolError(f"a task of client {client}, which is not ready here")
             self._task(message, body)
         elif isinstance(message, m.Part):
@@ -312,7 +312,7 @@ class ClientProtocol:
         self._send(m.Progress(client=client, stage=m.UPLOADING))
         return self._instructions()
 
-    def at_once(self, slots: int) -> list[Instruction]:
+    def slots_changed(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
         changed = slots != self.join.slots
         self.join = msgspec.structs.replace(self.join, slots=slots)
@@ -371,7 +371,7 @@ class ClientProtocol:
                 f"{m.PROTOCOL}"
             )
         # A resumed run may have another configuration.
-        before = (self.run, self._config, self.hosts)
+        before = (self.run, self._config, self.clients)
         again = (welcome.run, welcome.config, frozenset(welcome.ids)) == before
         if not again:
             self._layout = ""  # what is prepared is another run's
@@ -388,7 +388,7 @@ class ClientProtocol:
         self.run = welcome.run
         self.inc = welcome.inc
         self._config = welcome.config
-        self.hosts = frozenset(welcome.ids)
+        self.clients = frozenset(welcome.ids)
         self._out.append(Prepare(welcome, again))
         if again and self._layout:
             self._ready()
@@ -404,8 +404,8 @@ class ClientProtocol:
         key = task.key
         held = self._tasks.get(key)
         came = 0 if body is None else body.size
-        beside = task.size if body is not None or task.size <= self.part else 0
-        if sum(map(SIZE_OF, task.form)) != task.size or came != beside:
+        expected = task.size if body is not None or task.size <= self.part else 0
+        if sum(map(SIZE_OF, task.form)) != task.size or came != expected:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
             else:  # a part of it was lost on its way, and does not come any more
@@ -415,7 +415,7 @@ class ClientProtocol:
             return
         for other, begun in list(self._tasks.items()):
             earlier = (other.round, other.phase) < (key.round, key.phase)
-            instead = other.client == key.client or not self.beside
+            instead = other.client == key.client or not self.rounds_overlap
             if earlier and instead and begun.state in STARTED:
                 self._drop(other, ClientTaskEvent.ABANDONED)
         if held is not None and held.earlier:

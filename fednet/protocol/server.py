@@ -74,9 +74,9 @@ class _Final(RemoteProtocolError):
 
 
 class ServerProtocol:
-    """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
-    do what it returns. What it knows can be read: the client processes in `roster`, the tasks of
-    the open phase, or of the last one, in `tasks`, by client.
+    """Each method handles an event or a command, and returns what the caller has to do. What the
+    machine knows can be read: the client processes in `roster`, the tasks of the open phase, or of
+    the last one, in `tasks`, by client.
     """
 
     def __init__(
@@ -296,6 +296,7 @@ class ServerProtocol:
         self._out.append(Send(conn, marked, body))
 
     def _note_refused(self, what: str, reason: str, worker: str, **more: object) -> None:
+        """what: a type of message, such as "join", or "frame" for one that cannot be read."""
         self.refused += 1
         self._note("refused", what=what, **more, reason=m.clean(reason), worker=worker)
 
@@ -351,7 +352,7 @@ class ServerProtocol:
             final = isinstance(broken, _Final)
             who = None
             if isinstance(message, m.Join):
-                who = self._who(message, message.ids[:SHOWN])
+                who = self._fields_of(message, message.ids[:SHOWN])
             self._refuse(conn, str(broken), str(message.__struct_config__.tag), final, who=who)
             stray = "refused"
         if self._leaving:
@@ -434,7 +435,7 @@ class ServerProtocol:
         except RemoteProtocolError as objection:
             known = {i for i in ids if 0 <= i < self.clients}
             if not (join.explain or join.status):
-                self.roster.refused(known, str(objection).removeprefix("join: "))
+                self.roster.note_refused(known, str(objection).removeprefix("join: "))
             raise
         if join.status:
             self.roster.joined.add(conn)
@@ -444,7 +445,7 @@ class ServerProtocol:
             self.roster.joined.add(conn)
             self._explained.add(conn)
             self._send(conn, self._welcome(sorted(ids), ""))
-            self._note("explained", worker=join.worker, **self._who(join, ids))
+            self._note("explained", worker=join.worker, **self._fields_of(join, ids))
             return ""
         if new := sorted(i for i in ids if i >= self.clients):
             self._asks_to_join(conn, join, new)
@@ -498,7 +499,7 @@ class ServerProtocol:
         found += [f"client(s) {as_text(mine)}: {why}" for why, mine in absent.items()]
         return "; ".join(found)
 
-    def _who(self, join: m.Join, ids: Iterable[int]) -> dict[str, object]:
+    def _fields_of(self, join: m.Join, ids: Iterable[int]) -> dict[str, object]:
         """The fields of an event on a process that does not host these clients."""
         clients = sorted(ids)
         who = {"clients": clients, "host": join.host, "pid": join.pid}
@@ -827,8 +828,8 @@ class ServerProtocol:
             else:
                 self._change(t, TaskEvent.LACKED, reason, TaskState.DROPPED)
         else:
-            what = "damaged" if failed.again else "failed"
-            self._refuse_task(t, failed.reason, failed.again, what)
+            outcome = "damaged" if failed.again else "failed"
+            self._refuse_task(t, failed.reason, failed.again, outcome)
         self._assign()
         return ""
 
@@ -898,21 +899,23 @@ class ServerProtocol:
 
     # -- taking back -------------------------------------------------------------------------------
     def _refuse_task(
-        self, t: TrackedTask, reason: str, again: bool = True, what: str = "refused"
+        self, t: TrackedTask, reason: str, again: bool = True, outcome: str = "refused"
     ) -> None:
-        """Records a useless reply as wasted. The task is handed out again, a few times at most."""
+        """Records a useless reply as wasted. The task is handed out again, a few times at most.
+        again: False if another try cannot help. outcome: what to call it: refused, failed, damaged.
+        """
         t.refusals += 1
         t.refused_by.add(t.worker)
         if (worker := self.roster.workers.get(t.worker)) is not None:
             worker.did = "failed for", t.key.client, t.key.round
         event = TaskEvent.FAILED
-        if what == "refused":
+        if outcome == "refused":
             event = TaskEvent.REFUSED
             self._note_refused("reply", reason, t.worker, client=t.key.client, round=t.key.round)
         if again and t.refusals < TRIES:
-            self._take_back(t, event, "given out again", reply=what)
+            self._take_back(t, event, "given out again", reply=outcome)
         else:
-            self._change(t, event, f"{what}: {reason}", TaskState.DROPPED, reply=what)
+            self._change(t, event, f"{outcome}: {reason}", TaskState.DROPPED, reply=outcome)
         self._assign()
 
     def _take_back(

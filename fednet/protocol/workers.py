@@ -292,7 +292,7 @@ class Roster:
         self._lost_at[client] = now
         self._changes(worker)
 
-    def refused(self, ids: Iterable[int], reason: str) -> None:
+    def note_refused(self, ids: Iterable[int], reason: str) -> None:
         """Somebody who would host these ids was not let in."""
         for i in ids:
             known = self._absent.get(i)

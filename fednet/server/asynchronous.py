@@ -69,7 +69,7 @@ class Updates(Rounds):
             self.latest = after.after
             self.schedule.next_round()
         schedule = self.schedule
-        self.gather(schedule.round)
+        self.await_enough_clients(schedule.round)
         self.opened = self.exchanges.new(schedule.round, 0, (), self.latest, 0.0)
         self.given = []
         self._since = time.monotonic()

@@ -372,12 +372,12 @@ class ServerIO:
         conn = event.conn
         frames = event.frames
         if conn in self._hung_up:
-            self.link.refused(conn, frames)
+            self.link.record_refused(conn, frames)
             return
         stranger = conn not in self.protocol.roster.joined
         if stranger and not self._joins.allows(self._peer(event), time.monotonic()):
             self._hang_up(conn, "more joins than this server accepts from one peer")
-            self.link.refused(conn, frames)
+            self.link.record_refused(conn, frames)
             return
         try:
             message, body = self.link.receive(conn, frames)
@@ -423,7 +423,7 @@ class ServerIO:
                 or key.round > self.protocol.round
                 or self.protocol.strays.get(conn, 0) > MOST_STRAYS
             ):
-                self.link.refused(conn, event.frames)
+                self.link.record_refused(conn, event.frames)
             else:
                 came.append(Incoming(conn, message, body, event.frames, stray))
             useless = bool(stray) or isinstance(message, m.BEATS)

@@ -239,8 +239,8 @@ class Rounds:
         bound = section.join_s(self.clients.external)
         return bound is None and self.clients.watch.present() < section.min_results
 
-    def gather(self, round: int) -> None:
-        """Waits while there are too few."""
+    def await_enough_clients(self, round: int) -> None:
+        """Waits while there are too few for that round."""
         if self.too_few():
             least = self.config.round.min_results
             self.clients.watch.await_clients(least, None, round=round)
@@ -257,7 +257,7 @@ class Rounds:
             carried = after.after
             if after.number > self.progress.round:
                 ahead = after.virtual
-        self.gather(number)
+        self.await_enough_clients(number)
         base = self.second(ahead)
         began = time.monotonic()
         at = self.begins_at(base)
@@ -601,15 +601,15 @@ def predict(experiment: Experiment, open: OpenExchange, sums: Kinds) -> None:
     # Where no payload depends on its client, all are alike, and the first stands for them.
     alike = not experiment.sized_by_client
     for client in clients[:1] if alike else clients:
-        whose = clients if alike else [client]
+        counted = clients if alike else [client]
         exact = None
         if is_secure(method):
             exact = method.exact(open.before.server, open.round, client)
-        enrolled = sum([open.asked[c].enrolled for c in whose])
-        evaluated = sum([open.asked[c].spec.evaluates for c in whose])
+        enrolled = sum([open.asked[c].enrolled for c in counted])
+        evaluated = sum([open.asked[c].spec.evaluates for c in counted])
         for way, kind, times, sizes in (
-            ("down", exchange.down, len(whose), exact),
-            ("up", exchange.up, len(whose), exact),
+            ("down", exchange.down, len(counted), exact),
+            ("up", exchange.up, len(counted), exact),
             ("up", experiment.evaluation_reply, evaluated, None),
             ("down", method.Enrolment, enrolled, None),
         ):
@@ -683,19 +683,19 @@ def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str
     """Why another try could not help, after so many void rounds in a row; "" where it could. wide:
     see `Endpoint`.
     """
-    whose = round.failures
+    failures = round.failures
     selected = len(round.record.selected)
-    everybody = round.record.void and len(whose) == selected > 0
+    everybody = round.record.void and len(failures) == selected > 0
     # One client that fails whenever it is asked alone must not end a federation of many.
     if everybody and (selected > 1 or config.clients == 1):
-        return f"no client could do its task in round {round.number}: {whose[0]}"
+        return f"no client could do its task in round {round.number}: {failures[0]}"
     if round.spoiled or void < config.round.void_limit(wide):
         return ""
     if len(round.exchange.done) >= config.round.min_results:
         why = round.record.algorithm["warnings"][-1]
         return f"{void} rounds in a row had no result; the last one: {why}"
     few = f"{void} rounds in a row had fewer than {config.round.min_results} results"
-    return few + "".join(f" ({first})" for first in whose[:1])
+    return few + "".join(f" ({first})" for first in failures[:1])
 
 
 def stop_reason(config: Config, progress: RunProgress) -> str | None:

@@ -154,7 +154,7 @@ def test_a_task_of_the_next_phase_ends_those_of_the_phase_before():
 
 def test_where_rounds_overlap_a_task_ends_only_the_one_of_the_same_client():
     c = working()
-    c.beside = True
+    c.rounds_overlap = True
     out = c.received(task(key=m.Key(2, 0, 0, 1)), Body([bytes(3)]), 0.0)
     assert Cancelled not in map(type, out)
     out = c.received(task(key=m.Key(2, 0, 0, 0)), Body([bytes(3)]), 0.0)
@@ -533,17 +533,17 @@ def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
 
 def test_process_that_can_do_more_at_once_says_so_now_and_when_it_joins_again():
     c = ready()
-    (beat,) = sent(c.at_once(3), m.Slots)
+    (beat,) = sent(c.slots_changed(3), m.Slots)
     assert beat.slots == 3
-    assert c.at_once(3) == []
+    assert c.slots_changed(3) == []
     c.closed()
-    assert c.at_once(2) == []
+    assert c.slots_changed(2) == []
     (join,) = sent(c.opened(2.0), m.Join)
     assert join.slots == 2
     c = ClientProtocol(JOIN)
     c.opened(0.0)
     c.received(WELCOME, None, 0.0)  # from then on, though it is not ready yet
-    assert [x.slots for x in sent(c.at_once(3), m.Slots)] == [3]
+    assert [x.slots for x in sent(c.slots_changed(3), m.Slots)] == [3]
 
 
 def test_a_payload_is_in_memory_of_the_clients_own():
@@ -621,7 +621,7 @@ def test_a_process_that_has_a_slot_less_takes_the_tasks_that_were_on_their_way(s
     c = ready(slots=slots, largest=lambda key: 3)
     for attempt in range(2 * slots):
         if attempt == slots:
-            c.at_once(slots - 1)
+            c.slots_changed(slots - 1)
         one = msgspec.structs.replace(task(3), key=key(attempt=attempt))
         assert [i.task for i in give(c, one) if isinstance(i, DoTask)] == [one]
 
@@ -631,12 +631,12 @@ def test_who_has_just_said_something_need_not_say_that_it_is_alive():
     c.tick(0.0)
     assert sent(c.tick(1.0)) == [m.Alive(run="r", inc=1)]
     assert c.tick(1.5) == []
-    c.at_once(3)
+    c.slots_changed(3)
     assert c.tick(1.9) == []
     assert c.tick(2.8) == []
     assert sent(c.tick(2.9)) == [m.Alive(run="r", inc=1)]
     c.doing[1] = ("training", 3, 9)
-    c.at_once(4)
+    c.slots_changed(4)
     assert sent(c.tick(3.9), m.Progress)  # of which nothing else tells
 
 

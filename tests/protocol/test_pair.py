@@ -368,7 +368,7 @@ class Federation(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2), slots=st.integers(1, 3))
     def take_more_at_once(self, who, slots):
         site = self.net.sites[who]
-        site.do(site.protocol.at_once(slots))
+        site.do(site.protocol.slots_changed(slots))
 
     @rule(who=st.integers(0, 2), client=st.integers(0, 3))
     def upload(self, who, client):
