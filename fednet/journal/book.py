@@ -143,12 +143,10 @@ class Book:
         return ()
 
     def _accounts_closed(self, e: AccountsClosed) -> Sequence[ClosedAccount]:
-        return self._add_to_sums(
-            [
-                _closed(account, e.useful, e.reason, round=e.round, worker=e.worker)
-                for account in self._close(e.names)
-            ]
-        )
+        closed: list[ClosedAccount] = []
+        for account in self._close(e.names):
+            closed.append(_closed(account, e.useful, e.reason, round=e.round, worker=e.worker))
+        return self._add_to_sums(closed)
 
     def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
         together: dict[tuple[str, str], Account] = {}

@@ -281,8 +281,12 @@ class Link:
         """Writes the rows of the payloads of tasks, or of replies, and of the pulls that fetched
         them.
         """
-        names: list[Name] = [(conn, direction, CARRIERS[direction], key) for key in keys]
-        names += [(conn, m.OTHER[direction], "pull", key) for key in keys]
+        names: list[Name] = []
+        for key in keys:
+            names += [
+                (conn, direction, CARRIERS[direction], key),
+                (conn, m.OTHER[direction], "pull", key),
+            ]
         self._close(names, useful, reason)
 
     def close_counted(
@@ -311,7 +315,10 @@ class Link:
         worker: str | None = None,
     ) -> None:
         accounts = self.journal.book.open_accounts
-        crossed = [name for name in names if name in accounts.get(name[0], ())]
+        crossed: list[Name] = []
+        for name in names:
+            if name in accounts.get(name[0], ()):
+                crossed.append(name)
         if crossed:
             self.journal.note(AccountsClosed(crossed, useful, reason, round, worker))
 
