@@ -410,7 +410,7 @@ class Worker:
             down = last.payload
         else:
             down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
-            alike = not (task.enrol or self._checked) and exp.down.alone(kind)
+            alike = not (task.enrol or self._checked) and exp.down.self_contained(kind)
             if alike and (self.device.packed or body.size <= m.PART):
                 self._broadcast = _Broadcast(kind, list(form), task.check, body, down)
         if body.by_reference and self.device.device.type != "cpu" and method.only_sums:

@@ -61,8 +61,9 @@ class Tally(msgspec.Struct, array_like=True):
 
 
 class Base(msgspec.Struct, array_like=True, tag_field="event", gc=False):
-    """Of all events. In the file an event is a list that begins with the number of its type. The
-    garbage collector passes them over: they are many, and refer to nothing that refers to them.
+    """Of all events. In the file an event is a list: the number of its type, then its fields in
+    their order, as those of an account are. A new field goes to the end, with a default. The
+    garbage collector passes events over: they are many, and refer to nothing that refers to them.
     """
 
 

@@ -14,9 +14,7 @@ from fednet.wire.messages import Direction, Key, Message
 MOST_STRAYS = 16
 
 
-# -- instructions: several a message, so of the kind of class that is made soonest -----------------
-
-
+# There are several for each message, and structs are made faster than dataclasses.
 class Send(msgspec.Struct, frozen=True):
     conn: bytes
     message: Message

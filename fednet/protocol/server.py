@@ -7,8 +7,8 @@ payload that crosses in parts in `transfers`, the instructions in `instructions`
 
 What a peer may make the server hold or send is bounded: one join a connection; a form is checked
 before a byte of its body is asked for; parts are granted within a window and a budget; each part of
-a task is sent once a hand-out. Who sends many messages that belong to nothing is hung up on by
-`server.io`.
+a task is sent once a hand-out. `server.io` disconnects who sends many messages that belong to
+nothing.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class ServerProtocol:
         """The clients that ask to join the run cannot."""
         self.now = now
         for conn in sorted(set(self._applicants.values())):
-            self.strays.pop(conn, None)  # by asking, for which it gets no answer
+            self.strays.pop(conn, None)  # its requests count as strays, and many get no answer
             self._refuse(conn, f"join: {reason}", "join", final=True)
         self._applicants.clear()
         return self._instructions()

@@ -55,6 +55,7 @@ class TaskSpec(msgspec.Struct):
     form: Sequence[Field] = ()
     body: Body = msgspec.field(default_factory=Body)
     check: bytes = b""
+    """The digest of the body."""
     cost: int = 0
     """SGD steps; the longest task goes out first."""
     start: str = ""
@@ -144,7 +145,9 @@ def message_of(
     keep: str = "",
     deadline_s: float | None = None,
 ) -> m.Task:
-    """The task as it is announced. keep, deadline_s: of this hand-out."""
+    """The task as it is announced. keep, deadline_s: of this hand-out; left out where its bytes are
+    computed for simulated time, which may not depend on checkpoints.
+    """
     return m.Task(
         run=run,
         inc=incarnation,

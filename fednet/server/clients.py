@@ -35,11 +35,12 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec
 from fednet.protocol.workers import Sites
 from fednet.records import reading
+from fednet.server.decoding import ReplyDecoder, SentModels, form_check
 from fednet.server.endpoint import Endpoint, patience, text_for_clients
 from fednet.server.events import Events
 from fednet.server.faulty_protocol import FaultyServerProtocol
 from fednet.server.growth import grow_state, with_clients
-from fednet.server.inbox import Inbox, ReceivedReply, SentModels, decoder, form_check
+from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.server.io import ServerIO
 from fednet.server.records import Records
 from fednet.server.watch import ServerOptions, Watch
@@ -283,7 +284,7 @@ def connect_clients(
     inbox = Inbox(
         files.path / "checkpoint",
         records.journal,
-        decoder(experiment, sent, sizes.samples, sizes.test_labels),
+        ReplyDecoder(experiment, sent, sizes.samples, sizes.test_labels).decode,
         endpoint.part == WHOLE and on_gpu,
     )
     curve = config.security.curve

@@ -33,9 +33,10 @@ from fednet.server.client_evaluation import counts_by_model, evaluated_clients, 
 from fednet.server.clients import Clients
 from fednet.server.clock import task_bytes
 from fednet.server.conditions import Conditions
+from fednet.server.decoding import evaluation_in
 from fednet.server.faults import drops
 from fednet.server.faulty_protocol import FaultySpec
-from fednet.server.inbox import ReceivedReply, evaluation_in
+from fednet.server.inbox import ReceivedReply
 from fednet.server.open_round import OpenExchange, RunState
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
@@ -147,7 +148,7 @@ class Exchanges:
         spec.form = encoded.form
         spec.body = encoded.body
         training = exchange.purpose == "train"
-        first = not spec.start and not (training and exchange.index)
+        first = is_first(exchange, spec)
         if training and first and method.Enrolment is not None:
             enrolment = method.enroll(before.server, client, self.setup.host)
             if enrolment is not None:
@@ -201,17 +202,17 @@ class Exchanges:
     def _may_lack_base(self, exchange: OpenExchange, spec: FaultySpec) -> None:
         """A worker may say that it lacks the model that training starts from."""
         exp = self.experiment
-        if exp.base_comes and (spec.start or (exchange.purpose == "train" and exchange.index)):
+        if exp.base_comes and not is_first(exchange, spec):
             spec.with_base = functools.partial(with_base, exp, spec, exchange.based)
 
-    def fill_in(self, exchange: OpenExchange, asked: AskedClient, down: Payload) -> None:
+    def fill_in(self, exchange: OpenExchange, asked: AskedClient, seen: Payload) -> None:
         """Adds to a task what its exchange asks for, the reply that an earlier server received, and
-        what disturbs it. down: what the client is sent.
+        what disturbs it. seen: the broadcast as the client decodes it.
         """
         spec = asked.spec
         client = spec.client
         index = exchange.index
-        if (weights := weights_of(down)) is not None:
+        if (weights := weights_of(seen)) is not None:
             self.clients.sent[client] = weights
         spec.cost = self._cost(client, index)
         spec.evaluates = exchange.evaluates
@@ -486,13 +487,12 @@ class Exchanges:
         exp = self.experiment
         form = reply.message.form
         key = reply.key
-        if key.purpose == "train":
-            own = len(exp.algorithm.exchanges[key.phase].up.fields)
-            if reply.evaluation_refused or len(form) == own:
-                return None
         tested = self.clients.sizes.test_labels(client)
         if key.purpose == "evaluate":  # it was checked when it came
             return evaluation_in(exp, form, reply.body(), tested)
+        own = len(exp.algorithm.exchanges[key.phase].up.fields)
+        if reply.evaluation_refused or len(form) == own:
+            return None
         _, evaluation = cut(form, reply.body(), own)
         try:
             return evaluation_in(exp, *evaluation, tested)
@@ -523,6 +523,14 @@ class Exchanges:
         if exchange.dropped:
             self.records.files.event("not_evaluated", round, clients=sorted(exchange.dropped))
         return self.evaluations(exchange)
+
+
+def is_first(exchange: OpenExchange, spec: FaultySpec) -> bool:
+    """Whether the task is one with which a client gets what each gets once: it starts from no state
+    of its own, nor from what an earlier exchange of the round left there.
+    """
+    later = exchange.purpose == "train" and exchange.index > 0
+    return not spec.start and not later
 
 
 def with_base(

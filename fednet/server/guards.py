@@ -25,7 +25,7 @@ from fednet.robust import stack
 from fednet.wire.payload import Payload, run_of, tensors_of
 
 if TYPE_CHECKING:
-    from fednet.server.inbox import SentModels
+    from fednet.server.decoding import SentModels
     from fednet.server.open_round import OpenExchange
     from fednet.server.setup import Setup
 

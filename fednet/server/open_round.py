@@ -11,7 +11,6 @@ from fednet import records
 from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.journal.book import Kinds
-from fednet.plain import JsonDict
 from fednet.records.manifest import Candidate
 from fednet.records.rows import TIMES
 from fednet.server.faulty_protocol import FaultySpec
@@ -19,7 +18,7 @@ from fednet.server.inbox import ReceivedReply
 from fednet.server.schedule import Cohort
 from fednet.server.sources import AskedClient
 from fednet.training.evaluation import Counts
-from fednet.wire.codec import Encoded
+from fednet.wire.codec import Cache, Encoded
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Purpose, clean
 from fednet.wire.payload import LocalRun
@@ -77,7 +76,7 @@ class OpenExchange:
     added_up: int = 0
     """Clients of the cohort, from the first on, whose replies have been added up or left out."""
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
-    cache: JsonDict = field(default_factory=dict)
+    cache: Cache = field(default_factory=dict)
     based: dict[bytes, FaultySpec] = field(default_factory=dict)  # see `with_base`
 
     @property

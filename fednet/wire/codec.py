@@ -124,7 +124,7 @@ class Codec:
             "parameters": parameters,
         }
 
-    def alone(self, kind: type[Payload]) -> bool:
+    def self_contained(self, kind: type[Payload]) -> bool:
         """Whether payloads of that kind hold no more than crosses, and are decoded alike whatever
         is their `reference` and `fill`.
         """

@@ -50,7 +50,9 @@ OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """What a task and all that belongs to it are known by."""
+    """What a task and all that belongs to it are known by. Keys are sorted, and written, by their
+    fields in this order.
+    """
 
     round: Index
     phase: Index

@@ -16,7 +16,7 @@ from fednet.client import evaluation
 from fednet.errors import RemoteProtocolError
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
-from fednet.server import exports, inbox
+from fednet.server import decoding, exports
 from fednet.server.client_evaluation import evaluated_clients
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
@@ -125,7 +125,7 @@ def test_an_evaluation_that_an_earlier_server_received_counts_if_it_did_there(
 
 def test_a_reply_has_the_declared_evaluation_behind_it_where_its_task_asks_for_one():
     exp = build.build(small(**JUDGED), None)
-    check = inbox.form_check(exp)
+    check = decoding.form_check(exp)
     method = exp.algorithm
     up = method.exchanges[0].up(x=exp.setting.initial, run=LocalRun(1, 1, 2.0))
     own = exp.up.encode(up).form

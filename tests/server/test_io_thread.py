@@ -23,9 +23,10 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Rules, TaskSpec, TrackedTask
 from fednet.server import io as server_io
 from fednet.server.clients import Clients, DataSizes
+from fednet.server.decoding import SentModels
 from fednet.server.events import Events
 from fednet.server.faulty_protocol import FaultyServerProtocol, FaultySpec
-from fednet.server.inbox import Inbox, ReceivedReply, SentModels
+from fednet.server.inbox import Inbox, ReceivedReply
 from fednet.server.io import ServerIO
 from fednet.server.watch import ServerOptions, Watch
 from fednet.transport import keys

@@ -468,4 +468,4 @@ def test_a_payload_is_decoded_alike_for_all_only_where_everything_in_it_crosses(
         (Codec(LAYOUT, {}, buffers=False), False, True),  # its receiver fills in the buffers
         (Codec(LAYOUT, chain), True, False),
     ):
-        assert (codec.alone(Model), codec.alone(Update)) == (model, update)
+        assert (codec.self_contained(Model), codec.self_contained(Update)) == (model, update)

@@ -1,4 +1,4 @@
-"""What a reply must be before it may be folded."""
+"""What a reply must be before it may be aggregated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.journal import Journal
 from fednet.loading import WrongPart
-from fednet.server.inbox import HeldMemory, Inbox, ReceivedReply, SentModels, decoder
+from fednet.server.decoding import ReplyDecoder, SentModels
+from fednet.server.inbox import HeldMemory, Inbox, ReceivedReply
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.tensors.values import BLOCK
 from fednet.wire import messages as m
@@ -50,7 +51,7 @@ def decoder_of(codec, kind):
         setting=SimpleNamespace(initial=Tensors.zeros(codec.layout), classes=2),
         config=SimpleNamespace(security=SimpleNamespace(max_norm=None), train=None),
     )
-    return decoder(exp, SentModels(), lambda client: None, lambda client: (0, 0))
+    return ReplyDecoder(exp, SentModels(), lambda client: None, lambda client: (0, 0)).decode
 
 
 def admit(w, mask, exempt=frozenset(), chains=None):
@@ -131,5 +132,5 @@ def test_a_reply_at_which_a_compressor_of_the_users_own_fails_is_refused():
             self.decode = lambda data, n: int(bytes(data))  # the sender has read it
             return np.zeros(n, dtype=np.float32)
 
-    with pytest.raises(WrongPart, match=r"^ValueError: invalid literal .*test_admission.py, line"):
+    with pytest.raises(WrongPart, match=r"^ValueError: invalid literal .*test_decoding.py, line"):
         admit(ZERO, (0.0, 0.0), chains={"state": Chain(values=Mine())})
