@@ -411,7 +411,7 @@ class Worker:
         else:
             down = exp.down.decode(kind, form, body, exp.initial_shared, fill, past=past)
             alike = not (task.enrol or self._checked) and exp.down.self_contained(kind)
-            if alike and (self.device.packed or body.size <= m.PART):
+            if alike and (self.device.packed or body.size <= m.BESIDE):
                 self._broadcast = _Broadcast(kind, list(form), task.check, body, down)
         if body.by_reference and self.device.device.type != "cpu" and method.only_sums:
             # One copy of the tensors on this device, for all clients that get this broadcast.

@@ -557,8 +557,8 @@ class LostSection(Section, frozen=True, kw_only=True):
     address beyond loopback. [s]
     """
     silent: Literal["auto"] | Positive | None = "auto"
-    """A client without a heartbeat counts as lost after this time; null: never; auto: 10 s, or
-    300 s for fednet-server at an address beyond loopback. [s]
+    """A client counts as lost after this time without a heartbeat, or bytes of a long message;
+    null: never; auto: 10 s, or 300 s for fednet-server at an address beyond loopback. [s]
     """
     beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None
     """Interval of a client's heartbeat; null: half of `closed` or a quarter of `silent`, at most

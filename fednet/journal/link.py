@@ -194,7 +194,7 @@ class Link:
                 form: Sequence[m.Field] = message.form
                 if length != message.size:  # the rest follows
                     self.journal.book.forms[name] = form
-                if length > m.PART and self._part > m.PART:
+                if length > m.BESIDE and self._part == m.WHOLE:
                     nbytes += self._parts(name, message, length) - self._framing(length)
             else:
                 form = self.journal.book.forms.get(payload, ())

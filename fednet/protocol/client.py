@@ -30,7 +30,7 @@ from fednet.protocol.table import (
     ClientTaskState,
     step,
 )
-from fednet.protocol.transfers import Receiving, Sending
+from fednet.protocol.transfers import Receiving, Sending, Silence
 from fednet.protocol.workers import LOTS
 from fednet.wire import messages as m
 from fednet.wire.body import NOTHING, Body
@@ -156,6 +156,8 @@ class ClientProtocol:
     """A task of a later round does not end other clients' tasks."""
     largest: Callable[[Key], int] = lambda key: UNBOUNDED
     """Returns the most bytes of a task's payload that the run declares."""
+    taken: Callable[[], int] = lambda: 0
+    """Returns the bytes that were read of the connection, see `ClientTransport.taken`."""
 
     state: ClientState = ClientState.AWAY
     run: str = ""
@@ -170,6 +172,7 @@ class ClientProtocol:
     _awaited: deque[Key] = field(default_factory=deque)
     _out: list[Instruction] = field(default_factory=list)
     _heard: float = 0.0  # when a message last came
+    _silence: Silence = field(default_factory=Silence)
     _beaten: float = 0.0  # when the server last got a sign of life
     _sent: bool = False  # anything since the last tick
     _rejoin_at: float | None = None
@@ -256,9 +259,13 @@ class ClientProtocol:
             self._change(ClientEvent.REJOINS)
             self._join(now)
             return self._instructions()
-        if self.state in CONNECTED and now - self._heard > SILENCE * self.beat_s:
-            self._heard = now
-            return [Reconnect()]
+        most = SILENCE * self.beat_s
+        if self.state in CONNECTED and now - self._heard > most / 2:
+            silent = self._silence.is_over(self._heard, now, most, self.taken)
+            if now - self._heard > most:
+                self._heard = now
+            if silent:
+                return [Reconnect()]
         if self._sent and not self.doing:
             self._beaten = now  # any message is a sign of life, and saves the server a beat
         if self.state in TAKEN_IN and now - self._beaten >= self.beat_s:
@@ -404,7 +411,7 @@ class ClientProtocol:
         key = task.key
         held = self._tasks.get(key)
         came = 0 if body is None else body.size
-        expected = task.size if body is not None or task.size <= self.part else 0
+        expected = task.size if body is not None or task.size <= m.beside(self.part) else 0
         if sum(map(SIZE_OF, task.form)) != task.size or came != expected:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
@@ -559,7 +566,7 @@ class ClientProtocol:
             reply = msgspec.structs.replace(reply, run=self.run, inc=self.inc)
         self._sent = True
         body = held.reply_body
-        if body.size <= self.part:
+        if body.size <= m.beside(self.part):
             self._out += (Send(reply, body if body.size else None), ClosePayload("up", reply.key))
             self._change_task(reply.key, ClientTaskEvent.SENT)
         else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -62,10 +63,10 @@ from fednet.wire import messages as m
 from fednet.wire.body import NOTHING, Body
 from fednet.wire.messages import Field, Key
 
-BUDGET = 64  # parts granted to all senders together
+BUDGET = 16  # parts granted to all senders together
 # A grant of which no part has come for so long does not count: a few who send nothing must not use
 # up the budget of all.
-UNUSED_S = 2.0
+UNUSED_S = 4.0
 ANSWERED = (TaskState.ARRIVING, TaskState.ARRIVED, TaskState.DONE)
 
 
@@ -101,6 +102,8 @@ class ServerProtocol:
         rules: Rules | None = None,  # until a phase gives its own
         part: int = m.PART,  # bytes of a payload's parts, but the last
         class_names: str = "",
+        # bytes that were read of a connection, see `ServerTransport.taken`
+        taken: Callable[[bytes], int] = lambda conn: 0,
         # how many clients there may be, where more may join the run while it goes on
         most_clients: int | None = None,
         round: int = 0,  # the last that earlier servers of the run completed
@@ -109,6 +112,7 @@ class ServerProtocol:
         self.incarnation = incarnation
         self.clients = clients
         self.part = part
+        self._beside = m.beside(part)
         self.now = now  # of the event that is being dealt with
         self.rules = rules or Rules()
         self.round = round
@@ -125,6 +129,7 @@ class ServerProtocol:
         self._welcome = welcome
         self._key_refusal = key_refusal
         self._declared = declared
+        self._taken = taken
         self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
         self._layout = layout
@@ -399,7 +404,7 @@ class ServerProtocol:
         silent = self.rules.silent
         closed = self.rules.closed
         for worker in list(self.roster.workers.values()):
-            if worker.here and silent is not None and now - worker.heard > silent:
+            if worker.here and silent is not None and self._is_silent(worker, silent):
                 # It was silent for as long as it may take to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self._lose(worker, worker.held)
@@ -414,6 +419,15 @@ class ServerProtocol:
         self._assign()
         self._grant()
         return self._instructions()
+
+    def _is_silent(self, worker: ClientProcess, most: float) -> bool:
+        """Whether nothing has come of it for `most` seconds. Bytes that came count as a message."""
+        taken = partial(self._taken, worker.conn or b"")
+        if worker.silence.is_over(worker.heard, self.now, most, taken):
+            return True
+        if self.now - worker.heard > most:
+            worker.heard = self.now
+        return False
 
     # -- who comes and goes ------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
@@ -689,11 +703,11 @@ class ServerProtocol:
         ):
             state = "doubled" if t is not None and t.status in ANSWERED else "late"
             self._note(state, client=key.client, round=key.round, worker=worker.name)
-            if reply.size > self.part and state == "late":
+            if reply.size > self._beside and state == "late":
                 self._send(conn, m.Cancel(key=key))
             return state
         if body is None:
-            agrees = not 0 < reply.size <= self.part
+            agrees = not 0 < reply.size <= self._beside
         else:
             agrees = body.size == reply.size
         try:
@@ -876,7 +890,7 @@ class ServerProtocol:
         self.roster.recount(worker)
         t.running = len(worker.queue) <= worker.slots
         t.since = t.heard = self.now
-        beside = t.down.beside() if spec.body.size <= self.part else None
+        beside = t.down.beside() if spec.body.size <= self._beside else None
         self._out.append(Send(worker.conn, self._message(t), beside))
 
     def _message(self, t: TrackedTask) -> m.Task:

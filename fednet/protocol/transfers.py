@@ -1,8 +1,10 @@
 """A payload that crosses in parts, at its two ends: the receiver grants, the sender sends what was
-granted, and both know how far it is.
+granted, and both know how far it is. And a part that takes long, which is no silence.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -65,6 +67,28 @@ class Receiving(msgspec.Struct):
             )
         self.got += 1
         return start
+
+
+class Silence(msgspec.Struct):
+    """Tells a peer that is silent from one whose message has not come whole yet: over a slow link a
+    part takes minutes, and signs of life wait behind it.
+    """
+
+    heard: float = -1.0
+    """When its last message had come as its bytes were last counted."""
+    count: int = 0
+    """Bytes that had come of it then."""
+
+    def is_over(self, heard: float, now: float, most: float, taken: Callable[[], int]) -> bool:
+        """Whether nothing has come of a peer for more than `most` seconds: no message since
+        `heard`, and no byte in the second half of the time. taken(): bytes that have come of it.
+        """
+        if now - heard <= most / 2:
+            return False
+        if self.heard != heard:
+            self.heard = heard
+            self.count = taken()
+        return now - heard > most and taken() <= self.count
 
 
 class Sending(msgspec.Struct):

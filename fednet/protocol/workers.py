@@ -16,6 +16,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.ids import ranges
 from fednet.plain import JsonDict, JsonMapping
 from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
+from fednet.protocol.transfers import Silence
 from fednet.wire import messages as m
 
 LOTS = 2  # tasks in a worker's queue for each of its slots: those that run, and as many ahead
@@ -51,6 +52,7 @@ class ClientProcess:
     # clients whose tasks go to other workers, since this one is away
     replaced: set[int] = field(default_factory=set)
     joined_at: float = 0.0
+    silence: Silence = field(default_factory=Silence)
     gone_at: float | None = None  # since when it is silent or away
     listed: frozenset[int] = frozenset()  # the clients for which `Roster.hosting` names it
     held: set[int] = field(default_factory=set)

@@ -335,6 +335,7 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         no_key=(lambda client: "") if keyring is None else keyring.lacking,
         declared=form_check(experiment),
         rules=patience(config, endpoint.pump is not None, endpoint.wide),
+        taken=endpoint.transport.taken,
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
         most_clients=config.round.open if endpoint.external_clients else None,
         round=0 if records.resumed is None else records.resumed.progress.round,

@@ -107,7 +107,7 @@ def crossing(message: m.Task | m.Reply) -> int:
     for index in range(-(-message.size // m.PART)):
         size = min(m.PART, message.size - index * m.PART)
         total += framing(size)
-        if message.size > m.PART:
+        if message.size > m.BESIDE:
             total += framing(
                 len(encode(m.Part(run=message.run, inc=message.inc, key=message.key, index=index)))
             )

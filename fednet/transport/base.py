@@ -21,8 +21,8 @@ Frames = Sequence[Frame]
 MAX_FRAMES = 2
 """Frames a message may have."""
 
-MAX_FRAME_BYTES = 2**20 + 2**16
-"""Bytes a frame may have: a part of 1 MiB, with room for what compression or a header adds."""
+MAX_FRAME_BYTES = 2**22 + 2**16
+"""Bytes a frame may have: a part of 4 MiB, with room for what encryption or a header adds."""
 
 LOOKS = 40
 """A look at all connections, or all clients, takes no more than one part in so many of the time."""
@@ -115,6 +115,12 @@ class ServerTransport(Protocol):
         """The address at the other end, HOST:PORT."""
         ...
 
+    def taken(self, conn: bytes) -> int:
+        """Bytes that have been read of the connection so far, with those of a message that is not
+        whole yet; 0 where no kernel is involved.
+        """
+        ...
+
     def vouch(self, conn: bytes) -> None:
         """The client behind `conn` has joined: if there are too many connections, others are hung
         up on.
@@ -158,6 +164,10 @@ class ClientTransport(Protocol):
         """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`,
         or where it was.
         """
+        ...
+
+    def taken(self) -> int:
+        """Bytes that have been read of the connection that stands, see `ServerTransport.taken`."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...

@@ -107,6 +107,9 @@ class InprocServer:
     def peer(self, conn: bytes) -> str:
         return "inproc:0"
 
+    def taken(self, conn: bytes) -> int:
+        return 0
+
     def vouch(self, conn: bytes) -> None:
         """There are as many connections as clients."""
 
@@ -154,6 +157,9 @@ class InprocClient:
     def reconnect(self, address: str | None = None) -> None:
         self._network._disconnect(self)
         self._network._connect(self)
+
+    def taken(self) -> int:
+        return 0
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return {}

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import struct
+import sys
+import termios
 
 SILENT_S = 60
 """For how long a peer that says nothing is kept waiting by the kernel alone."""
@@ -97,6 +100,19 @@ class KernelSocket:
         except (OSError, struct.error):
             pass  # it has ended: the last counts are kept
         return self._last
+
+    def taken(self) -> int:
+        """Returns the bytes that have come and do not wait in the kernel any more: a libzmq that
+        reads no further takes none. 0 where the kernel does not count.
+        """
+        counts = self.bytes()
+        if counts is None:
+            return 0
+        try:
+            waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
+        except OSError:  # it has ended
+            return counts[1]
+        return counts[1] - int.from_bytes(waiting, sys.byteorder)
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended by itself

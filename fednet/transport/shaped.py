@@ -132,6 +132,9 @@ class ShapedClient:
         self._open = False
         self.inner.reconnect(address)
 
+    def taken(self) -> int:
+        return self.inner.taken()
+
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return self.inner.traffic()
 

@@ -1,9 +1,9 @@
 """The messages of the protocol.
 
 A message is one small header frame (see `frames`) and at most one raw body frame. The header has
-the fields of the typed records below, checked before anything is believed. Bodies are parts of
-payloads (see `codec`), of at most `PART` bytes: what is longer is announced without a body and
-pulled in parts.
+the fields of the typed records below, checked before anything is believed. Bodies are payloads
+(see `codec`), or parts of them. A payload of up to `BESIDE` bytes crosses beside its message; a
+longer one is announced without a body, and pulled in parts of `PART` bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import msgspec
 from fednet.files import CHECK_BYTES
 
 PROTOCOL = 1  # its version, which both sides say at the join
-PART = 1 << 20  # bytes of one body frame at most
-WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
+PART = 4 << 20  # bytes of one body frame at most
+BESIDE = 1 << 20  # bytes of a payload that nobody has to ask for: many clients may send it at once
+WINDOW = 2  # parts that a receiver grants to one sender ahead of those that have come
 WHOLE = 1 << 62  # in place of PART: every payload crosses in one piece, within a process
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 MAX_IDS = 1 << 20  # clients of one process at most
@@ -314,6 +315,13 @@ FROM_SERVER = (Welcome, Refuse, Standing, Task, Cancel, End, Alive, Pull, Part)
 # that sends too many. A message that is sent once, or that writes an event, is no heartbeat.
 BEATS = (Alive, Progress, Slots)
 WITH_BODY = (Reply, Task, Part)
+
+
+def beside(part: int) -> int:
+    """Returns up to how many bytes a payload crosses beside its message, where the parts of longer
+    ones have `part` bytes.
+    """
+    return part if part == WHOLE else min(part, BESIDE)
 
 
 def clean(text: object, most: int = MAX_REASON) -> str:

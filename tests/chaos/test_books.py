@@ -23,7 +23,7 @@ VIRTUAL = {
     "step_ms": 10.0,
     "per_client": {"2": {"up_mbps": 0.002}},
 }
-LARGE = {"name": "mlp", "hidden": [16384]}  # 5 MB, so five parts
+LARGE = {"name": "mlp", "hidden": [16384]}  # 5 MB, so two parts
 
 
 def booked(rows: list[dict[str, Any]]) -> dict[str, int]:

@@ -9,12 +9,13 @@ import re
 import pytest
 
 from fednet.errors import ConfigError
+from fednet.wire import messages as m
 from tests import rooms
 from tests.processes import Federation, finished, in_process, lines, planned, undisturbed
 
 QUICK = {"lost": {"closed": 0.6}}
-# 300 010 weights, twice: an upload of three parts.
-WIDE = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [4000]}}
+# 1 200 010 weights, twice: an upload of three parts.
+WIDE = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [16000]}}
 MASKED = {"protocol": "secagg", "clip": 4.0}
 
 
@@ -40,9 +41,9 @@ def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trac
     assert fed.hashes()[1] != calm[1]
     fed.check()
     cut = [(r["useful"], sum(r["kinds"].values())) for r in fed.replies(1)]
-    if kind == "drop_during_upload":  # half of it was spent: a part of 1 MiB, and some of the next
+    if kind == "drop_during_upload":  # half of it was spent: a part, and some of the next
         whole = sum(fed.replies(0)[0]["kinds"].values())
-        assert whole // 2 % (1 << 20) > 0
+        assert m.PART < whole // 2 < 2 * m.PART
         assert cut == [(False, whole // 2)]
     else:
         assert cut == []
@@ -65,7 +66,7 @@ def test_an_upload_of_one_message_is_cut_at_the_byte_in_any_placement(tmp_path, 
         rows = [r for r in lines(path / "wire.jsonl") if r["type"] == "reply" and r["round"] == 2]
         (cut,) = [r for r in rows if r["client"] == 1]
         size = sum(next(r for r in rows if r["client"] == 0)["kinds"].values())
-        assert size < 1 << 20
+        assert size < m.BESIDE
         assert sum(cut["kinds"].values()) == {0.0: 0, 0.9: int(0.9 * size), 1.0: size - 1}[share]
         assert not cut["useful"]
         assert cut["bytes"] == sum(cut["kinds"].values()) + cut["envelope"]

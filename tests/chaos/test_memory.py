@@ -28,6 +28,7 @@ import zstandard
 from fednet import config as configuration
 from fednet.client.loop import read_server
 from fednet.experiment import build as experiment
+from fednet.protocol.server import BUDGET
 from fednet.transport import keys
 from fednet.transport.base import MAX_FRAME_BYTES
 from fednet.transport.zeromq.server import MAX_ALL_BYTES, MAX_UNFINISHED_BYTES
@@ -63,7 +64,7 @@ def bound(payload: int) -> int:
     ends; parts granted; some copies of a payload.
     """
     insider = RECEIVE_MESSAGES * MAX_FRAME_BYTES + MAX_UNFINISHED_BYTES
-    return MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
+    return MAX_ALL_BYTES + INSIDERS * insider + BUDGET * m.PART + 4 * payload + ALLOWANCE
 
 
 class Attack:
@@ -114,7 +115,7 @@ class Attack:
 
     # -- without a key
     def giants(self) -> None:
-        """Handshakes of a megabyte each, hundreds at a time; and multiparts that never end, before
+        """Handshakes of megabytes each, hundreds at a time; and multiparts that never end, before
         any handshake.
         """
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -188,11 +189,11 @@ class Attack:
             insider.listen(lambda: bool(insider.run) or not insider.open)
             self.sent["floods"] += 1
             while insider.open and not self._stop.is_set():
-                insider.say(m.Part(key=m.Key(1, 0, 0, 1), index=0), bytes(MIB))
+                insider.say(m.Part(key=m.Key(1, 0, 0, 1), index=0), bytes(m.PART))
                 insider.say(m.Progress(client=1, stage="x" * 128))
                 insider.frames(deep)
                 insider.frames(bytes(m.MAX_HEADER))
-                self.sent["flood"] += MIB + len(deep) + m.MAX_HEADER
+                self.sent["flood"] += m.PART + len(deep) + m.MAX_HEADER
                 insider.poll(0)
                 insider.heard.clear()
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from fednet.wire import messages as m
 from tests.processes import Federation, crashes, planned, undisturbed
 
 # The reply of client 1 in round 2 is kept back, once, so that there is a moment in which to kill.
 # It changes no bit.
 TRAIN: dict[str, Any] = {"algorithm": "scaffold", "train": {"epochs": 20}}
 SLOW = {**TRAIN, "faults": planned("delay", seconds=2)}
-LARGE: dict[str, Any] = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [512, 512]}}
+LARGE: dict[str, Any] = {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [900, 900]}}
 
 
 def alive(pid: int) -> bool:
@@ -70,8 +71,8 @@ def test_a_killed_worker_is_started_again_and_its_large_task_given_to_another(tm
         assert last["received"] == last["booked_up"]
         assert 0 <= last["booked_down"] - last["sent"] <= lost
         up = [r for r in rows if r["direction"] == "up" and r["useful"]]
-        # Four replies in each of three rounds, of over 1 MB: in parts.
-        assert sum(sum(r["kinds"].values()) for r in up) > 12_000_000
+        # Four replies in each of three rounds, of over 4 MiB: in parts.
+        assert sum(sum(r["kinds"].values()) for r in up) > 12 * m.PART
 
 
 def test_a_killed_server_is_started_again_by_fednet_run(tmp_path):

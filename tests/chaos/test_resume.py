@@ -32,7 +32,7 @@ MEMORY = {
     "changes",
     [
         {"algorithm": "fedavg", "wire": MEMORY},
-        {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [512, 512]}},  # two parts
+        {"algorithm": "scaffold", "model": {"name": "mlp", "hidden": [900, 900]}},  # two parts
     ],
     ids=["memory at both ends", "large payloads"],
 )

@@ -29,7 +29,7 @@ SEED = int(os.environ.get("FEDNET_CHAOS_SEED", "0"))
 METHODS = ("scaffold", "fedrep", "fedavg", "moon", "fedrds", "fedper", "fedrod", "lgfedavg")
 HARMLESS = ("delay", "slow", "duplicate", "corrupt", "disconnect")
 LOSING = ("drop_before_training", "drop_before_sending", "drop_during_upload")
-WIDE = {"name": "mlp", "hidden": [4000]}  # two parts: cuts come in the middle of transfers
+WIDE = {"name": "mlp", "hidden": [16000]}  # two parts: cuts come in the middle of transfers
 BAD = {"duplicate": 0.05, "delay": 0.05, "cut": 0.03, "corrupt": 0.01, "truncate": 0.01}
 
 

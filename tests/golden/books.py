@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
     "train": {"epochs": 1, "batch_size": 16, "lr": 0.05, "portable": True},
     "report": False,
 }
-LARGE = {"name": "mlp", "hidden": [16384]}  # 5 MB, so five parts
+LARGE = {"name": "mlp", "hidden": [16384]}  # 5 MB, so two parts
 KINDS: dict[str, dict[str, Any]] = {
     "small": {"algorithm": "scaffold"},
     "large": {"model": LARGE},

@@ -174,20 +174,23 @@ def test_parts_of_a_payload_add_up_to_its_kinds_and_raw_bytes(fields, part):
     assert raw == sum(f.raw for f in form)
 
 
-def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_network():
-    """Of the longest the ninth part's number takes no more bytes in a header; of 130 parts it
-    does.
-    """
-    for size in (m.PART + 1, 9 * m.PART, 130 * m.PART):
+def test_a_payload_in_one_piece_is_billed_as_the_parts_that_it_would_be_over_a_network(
+    monkeypatch,
+):
+    """Of nine parts the last one's number takes no more bytes in a header; of 130 it does."""
+    monkeypatch.setattr(m, "PART", 4096)
+    monkeypatch.setattr(m, "BESIDE", 1024)
+    for size in (1024, 1025, m.PART, m.PART + 1, 9 * m.PART, 130 * m.PART):
         form = [m.Field("x", "state", size, size)]
         message = m.Reply(run="r", inc=1, key=KEY, form=form, size=size)
         whole = Ends(m.WHOLE)
-        cut = Ends()
+        cut = Ends(m.PART)
         body = memoryview(bytes(size))
         whole.up(message, Body([body]))
-        cut.up(message)
+        beside = size <= m.beside(m.PART)
+        cut.up(message, Body([body]) if beside else None)
         window = Receiving(size, m.PART)
-        for index in range(-(-size // m.PART)):
+        for index in range(0 if beside else -(-size // m.PART)):
             granted = window.grant()
             if granted is not None:
                 pull = m.Pull(run="r", inc=1, key=KEY, first=granted[0], count=granted[1])

@@ -20,7 +20,7 @@ from fednet.protocol.instructions import (
     Store,
     Stray,
 )
-from fednet.protocol.server import UNUSED_S, ServerProtocol
+from fednet.protocol.server import BUDGET, UNUSED_S, ServerProtocol
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import DEATHS, TRIES, Rules
 from fednet.protocol.workers import SLOTS
@@ -650,6 +650,23 @@ def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_w
     assert s.tick(16.0) == []  # it is not away any more
 
 
+def test_a_worker_whose_message_is_still_coming_is_not_silent():
+    came = {b"1": 500, b"2": 500}
+    s = server(taken=came.get)
+    ready(s, b"1", "w", [0])
+    ready(s, b"2", "v", [1])
+    s.begin(1, 0, "train", [spec(0), spec(1)], Rules(closed=None, silent=10.0), 0.0)
+    came[b"1"] = came[b"2"] = 501  # soon after its last message
+    s.tick(5.1)
+    came[b"1"] = 502
+    assert of(s.tick(10.1), Resolved) == [Resolved(key(1, 1), "lost: silent")]
+    s.tick(15.2)
+    came[b"1"] = 503
+    assert of(s.tick(20.2), Resolved) == []
+    s.tick(25.3)
+    assert of(s.tick(30.3), Resolved) == [Resolved(key(0, 1), "lost: silent")]
+
+
 def test_a_worker_that_was_silent_gets_bound_tasks_again_though_another_was_in_its_place():
     s = server()
     ready(s, b"1", "w", [0, 1])
@@ -805,29 +822,29 @@ def test_parts_of_a_task_are_sent_once():
     s = begun([spec(0)])
     s.begin(2, 0, "train", [type(spec(0))(0, form(size), body, 0)], Rules(), 0.0)
     k = key(round=2)
-    pull = m.Pull(run="r", inc=1, key=k, first=0, count=4)
+    pull = m.Pull(run="r", inc=1, key=k, first=0, count=2)
     out = say(s, b"1", pull)
-    assert [type(i) for i in out] == [Send] * 4  # of use, so none of it is stray
+    assert [type(i) for i in out] == [Send] * 2  # of use, so none of it is stray
     assert say(s, b"1", pull) == [Stray("doubled")]
-    for first, count in ((4, 3), (1 << 40, 1)):
+    for first, count in ((2, 3), (1 << 40, 1)):
         out = say(s, b"1", m.Pull(run="r", inc=1, key=k, first=first, count=count))
         assert out[0] == Stray("refused")
         assert sent(out, m.Part) == []
-    assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=4, count=2)), m.Part)) == 2
+    assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=2, count=2)), m.Part)) == 2
 
 
 def test_parts_granted_to_all_together_stay_within_the_budget():
     s = forty()
     granted = [p for i in range(40) for p in sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)]
-    assert sum(p.count for p in granted) == 64
+    assert sum(p.count for p in granted) == BUDGET == 64 * 2**20 // m.PART
 
 
 def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
     s = forty(Rules(silent=None))
-    for i in range(16):  # as many as there are grants for
+    for i in range(8):  # as many as there are grants for
         assert len(sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)) == 1
     assert sent(say(s, b"20", reply(20, 9 * m.PART), 0.1), m.Pull) == []
-    for i in range(16):  # which is not a part
+    for i in range(8):  # which is not a part
         say(s, b"%d" % i, m.Progress(run="r", inc=1, client=i, stage="training"), 0.1)
     assert sent(s.tick(UNUSED_S - 0.1), m.Pull) == []
     assert [p.key.client for p in sent(s.tick(UNUSED_S), m.Pull)] == [20]
@@ -961,11 +978,11 @@ def test_part_with_the_key_of_an_evaluation_is_not_stored():
 def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
     rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
     s = forty(rules)
-    for i in range(16):  # all of the budget
+    for i in range(8):  # all of the budget
         say(s, b"%d" % i, reply(i, 4 * m.PART))
     assert sent(say(s, b"20", reply(20, 4 * m.PART)), m.Pull) == []
     out = []
-    for i in range(16):
+    for i in range(8):
         if ends == "closed":
             out += s.closed(b"%d" % i, 0.0)
         elif ends == "refused":
@@ -988,7 +1005,7 @@ def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
     pulls = Counter()
     for pull in sent(out, m.Pull):
         pulls[pull.key.client] += pull.count
-    assert sum(pulls[i] for i in range(20, 40)) == 64
+    assert sum(pulls[i] for i in range(20, 40)) == BUDGET
     assert all(client >= 20 for client in s._granted)  # nothing is kept of those that ended
 
 
@@ -1046,13 +1063,13 @@ def test_parts_of_senders_that_are_slow_count_in_the_budget():
     s = forty(Rules(silent=None))
     for i in range(40):
         say(s, b"%d" % i, reply(i, 9 * m.PART), 0.1)
-    for i in range(16):
+    for i in range(8):
         part(s, b"%d" % i, i, now=1.5)
     s.tick(0.1 + UNUSED_S)
-    first = [s.tasks[i].up.ahead for i in range(16)]
-    assert first == [3] * 16
+    first = [s.tasks[i].up.ahead for i in range(8)]
+    assert first == [1] * 8
     # What was granted to the others at second 1.5 is theirs for as long.
-    assert sum(s.tasks[i].up.ahead for i in range(16, 40)) <= 2 * (64 - sum(first))
+    assert sum(s.tasks[i].up.ahead for i in range(8, 40)) <= 2 * (BUDGET - sum(first))
 
 
 def test_a_worker_that_is_gone_makes_room_for_another_unless_a_task_waits_for_it():

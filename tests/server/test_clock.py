@@ -59,8 +59,9 @@ def test_what_has_crossed_tells_when_a_client_is_gone(tmp_path: Path) -> None:
     assert at(1, 100, 2_000_000, 4.0) == Leaves(up=500_000)
     assert at(1, 100, 2_000_000, 4.5) == Leaves(up=0)  # as it ends its training
     assert at(1, 100, 2_000_000, 5.0) == Leaves(up=0)
-    # half a second before it goes a million bytes have come, of the second part of a MiB none
     assert at(1, 100, 2_000_000, 6.0) == Leaves(down=1)
+    # in two and a half seconds five million bytes have come, some of them of the second part
+    assert at(1, 100, 10_000_000, 4.0) == Leaves(down=2)
     assert at(1, 100, 2_000_000, 7.0) == Leaves(down=0)
 
 

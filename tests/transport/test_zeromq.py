@@ -411,6 +411,23 @@ def greeting() -> bytes:
     return b"\xff" + bytes(8) + b"\x7f\x03\x00" + security + b"\x04" + bytes([len(ready)]) + ready
 
 
+def test_bytes_of_a_message_that_is_not_whole_yet_are_seen(pair):
+    with pair.stranger() as stranger:
+        stranger.sendall(greeting())
+        assert stranger.recv(64)  # the server's greeting
+        assert stranger.recv(43)  # its READY
+        stranger.sendall(b"\x00\x02hi")
+        seen = pump(pair.server, until=lambda seen: of(seen, Received))
+        conn = of(seen, Received)[0].conn
+        before = pair.server.taken(conn)
+        assert before == len(greeting()) + 4
+        stranger.sendall(b"\x02" + (2**20).to_bytes(8, "big") + bytes(5000))
+        until = time.monotonic() + LIMIT_S
+        while pair.server.taken(conn) < before + 5009:
+            assert time.monotonic() < until
+            assert pair.server.poll(0.01) == []
+
+
 @pytest.mark.parametrize(
     ("first", "reason"),
     [

@@ -25,7 +25,7 @@ Refused = Callable[[str, str], None]
 where it is known."""
 
 SEND_MESSAGES = 64
-RECEIVE_MESSAGES = 16
+RECEIVE_MESSAGES = 8
 """High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds
 the rest."""
 
