@@ -153,6 +153,20 @@ def test_a_part_that_could_not_leave_is_taken_off_all_numbers_of_its_row() -> No
     ]
 
 
+def test_the_staleness_of_a_reply_is_in_its_row_and_in_that_of_the_pulls_that_fetched_it() -> None:
+    """Not in those of its task."""
+    task = [crossed(*TASK, 100), crossed("up", "pull", envelope=2)]
+    reply = [crossed(*REPLY, 30), crossed("down", "pull", envelope=3)]
+    _, rows = fold([*task, *reply, accepted(), Verdict([(KEY, "", 4)])])
+    found = {(r["type"], r["direction"], r["envelope"]): r.get("staleness") for r in rows}
+    assert found == {
+        ("task", "down", 1): None,
+        ("pull", "up", 2): None,
+        ("reply", "up", 1): 4,
+        ("pull", "down", 3): 4,
+    }
+
+
 # -- several servers -------------------------------------------------------------------------------
 # Each case: what the servers before the last one did, what the last one did, the rows that the
 # verdict writes, and the useful bytes of the round. Server n is started by `Started(n, 1)`.
@@ -229,6 +243,17 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
     found = book.taken.useful
     assert {way: sum(kinds.values()) for way, kinds in found.items()} == nbytes
     assert (book.open_accounts, book.waiting) == ({}, {})
+
+
+def test_what_is_of_use_again_is_in_the_record_of_its_own_round() -> None:
+    """Of a round that was open before the record of the one before it was written."""
+    next_round = Key(3, 0, 0, 7)
+    replied: list[Event] = [crossed(*TASK, 100, key=next_round), accepted(next_round)]
+    events = [Started(1, 1), *replied, useful(next_round), Started(2, 1), useful(next_round)]
+    book, _ = fold([*events, Over(2)])
+    assert book.taken.useful == {"up": {}, "down": {}}
+    fold([Over(3)], book)
+    assert book.taken.useful == {"up": {}, "down": {"state": 100}}
 
 
 def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_it_in_time() -> None:

@@ -19,6 +19,8 @@ from tests.books import each, open_accounts
 
 KEY = m.Key(2, 0, 1, 5)
 FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
+DELTA = [m.Field("x", "delta", 8, 16), FORM[1]]
+BODY = Body([bytes(12)])
 
 
 def framing(*sizes: int) -> int:
@@ -101,6 +103,20 @@ def test_a_part_that_comes_twice_has_its_kinds_in_a_row_of_its_own():
     kinds = {"state": 3, "statistics": 2}
     found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
     assert found == [(again, kinds, "doubled"), (n, kinds, None)]
+
+
+def test_a_reply_that_is_announced_twice_has_the_kinds_of_its_first_form():
+    ends = Ends(part=5)
+    n = ends.up(reply())
+    again = ends.up(m.Reply(key=KEY, form=DELTA, size=12), stray="doubled")
+    n += sum(
+        ends.up(m.Part(key=KEY, index=i), Body([bytes(size)]))
+        for i, size in ((0, 5), (1, 5), (2, 2))
+    )
+    ends.server.close_payloads(b"c", "up", [KEY], True)
+    found = [(r["bytes"], r["kinds"], r.get("reason")) for r in ends.down_rows]
+    assert found == [(again, {}, "doubled"), (n, {"state": 8, "statistics": 4}, None)]
+    assert ends.server.journal.book.forms == {}
 
 
 def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
@@ -221,10 +237,83 @@ def test_a_connection_that_ends_has_each_byte_that_came_in_one_row():
     assert ends.server.journal.book.totals["up"] == 64 + beat + 6 + 100
 
 
+# -- messages that cross together ------------------------------------------------------------------
+WIDE = [m.Field("x", "delta", 8, 32), FORM[1]]
+STATE_BYTES = {"state": 8, "statistics": 4}
+DELTA_BYTES = {"delta": 8, "statistics": 4}
+PAD = "x" * len("evaluate")
+# Each but the second differs from the one before in its client and in one thing more: phase,
+# purpose, form, and a field that makes the header longer; the kinds and raw bytes of its row, and
+# whether that is of the last evaluation.
+NEIGHBOURS: list[tuple[int, m.Purpose, list[m.Field], str, dict[str, int], int, bool]] = [
+    (0, "train", FORM, "", STATE_BYTES, 20, False),
+    (0, "train", FORM, "", STATE_BYTES, 20, False),
+    (0, "train", DELTA, "", DELTA_BYTES, 20, False),
+    (0, "train", WIDE, "", DELTA_BYTES, 36, False),
+    (0, "train", WIDE, PAD[: len("train")], DELTA_BYTES, 36, False),
+    (1, "evaluate", WIDE, PAD[: len("train")], DELTA_BYTES, 36, True),
+    (2, "evaluate", WIDE, PAD[: len("train")], DELTA_BYTES, 36, False),
+    (2, "train", WIDE, PAD, DELTA_BYTES, 36, False),  # as long as the one before
+]
+
+
+@pytest.mark.parametrize("stray", [None, "", "late"])
+def test_each_of_the_messages_that_cross_together_has_a_row_of_its_own_numbers(stray):
+    """stray: of replies; None: they are tasks."""
+    rows: list[dict] = []
+    link = Link("server", lambda conn, frames: True, framing, Journal(rows.append))
+    link.final = (2, 1)
+    messages: list[m.Task | m.Reply] = []
+    wanted = []
+    for client, (phase, purpose, form, pad, kinds, raw, final) in enumerate(NEIGHBOURS):
+        key = m.Key(2, phase, 1, client, purpose)
+        if stray is None:
+            messages.append(m.Task(key=key, form=form, size=12, start=pad))
+        else:
+            messages.append(m.Reply(key=key, form=form, size=12, state=pad))
+        nbytes = framing(len(encode(messages[-1])), 12)
+        type = "task" if stray is None else "reply"
+        if purpose == "evaluate":
+            type = purpose
+        wanted.append((client, type, phase, nbytes, kinds, raw, final, stray or ""))
+    assert wanted[6][3] == wanted[7][3]
+    if stray is None:
+        link.send([(b"c", message, BODY) for message in messages])
+    else:
+        link.record_received(
+            [Incoming(b"c", one, BODY, [encode(one), bytes(12)], stray) for one in messages]
+        )
+    link.close_payloads(
+        b"c", "down" if stray is None else "up", [one.key for one in messages], True
+    )
+    names = ("client", "type", "phase", "bytes", "kinds", "raw_bytes")
+    found = [
+        (*[row[name] for name in names], row.get("final", False), row.get("reason", ""))
+        for row in each(rows)
+    ]
+    assert sorted(found, key=lambda row: row[0]) == wanted
+    assert not open_accounts(link.journal)
+
+
+def test_of_messages_that_leave_together_the_one_whose_connection_is_gone_is_in_no_row():
+    rows: list[dict] = []
+    link = Link("server", lambda conn, frames: conn != b"d", framing, Journal(rows.append))
+    tasks = {
+        conn: m.Task(key=m.Key(2, 0, 1, client), form=FORM, size=12)
+        for client, conn in enumerate((b"c", b"d", b"e"))
+    }
+    sent = link.send([(conn, task, BODY) for conn, task in tasks.items()])
+    assert sent == [True, False, True]
+    for conn, task in tasks.items():
+        link.close_payloads(conn, "down", [task.key], True)
+    found = [(row["client"], row["bytes"]) for row in each(rows)]
+    assert found == [(n, framing(len(encode(tasks[c])), 12)) for n, c in ((0, b"c"), (2, b"e"))]
+    assert link.journal.book.crossed["down"] == sum(nbytes for _, nbytes in found)
+
+
 # -- whatever crosses ------------------------------------------------------------------------------
 CONNS = (b"c", b"d")
 KEYS = (KEY, KEY, m.Key(2, 1, 0, 5, "evaluate"))
-BODY = Body([bytes(12)])
 MESSAGES: dict[str, Callable[[m.Key], tuple[m.Message, Body | None]]] = {
     "task": lambda key: (m.Task(key=key, form=FORM, size=12), BODY),
     "reply": lambda key: (reply(key=key), BODY),
@@ -311,7 +400,7 @@ class Side:
         key: m.Key | None = getattr(message, "key", None)
         type = str(message.__struct_config__.tag)
         if key is None:
-            self.adds((self.whose(conn), direction, "beat" if not stray else "refused", 0), nbytes)
+            self.adds((self.whose(conn), direction, "beat", 0), nbytes)  # also one that is refused
         elif type in ("task", "reply", "part", "pull"):
             type = type if type == "pull" else {"down": "task", "up": "reply"}[direction]
             if stray:
@@ -389,7 +478,7 @@ class Crossings:
         if what == "down" or what == "up":
             self.cross(what, conn, key, n)
         elif what == "beat":
-            self.message_crosses("up" if n % 3 else "down", conn, m.Alive(), None, False)
+            self.message_crosses("up" if n % 3 else "down", conn, m.Alive(), None, n > 7)
         elif what == "gone":
             ends.stands = False
             kind = FROM_SERVER[n % len(FROM_SERVER)]
