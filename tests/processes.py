@@ -372,11 +372,14 @@ class Federation(Rig):
         each useful reply is on record at its client too.
 
         killed: clients that were, each of which may have lost the row of a reply just sent, and
-        left the temporary file that safetensors was writing.
+        left the state of the last round that it was writing: those of others go with the next one.
         """
-        assert [r["round"] for r in self.rounds()] == list(range(1, len(self.rounds()) + 1))
+        last = len(self.rounds())
+        assert [r["round"] for r in self.rounds()] == list(range(1, last + 1))
         left = [p for p in self.path.rglob("*") if p.name.startswith(("round-", "."))]
-        left = [p for p in left if not (killed and p.name.startswith(".tmp"))]
+        if killed:
+            writing = set(self.path.glob(f"state/*/client-*/.{last}-*.safetensors.*"))
+            left = [p for p in left if p not in writing]
         assert not left, left
         files = json.loads((self.path / "checkpoint" / "manifest.json").read_text())["files"]
         assert {p.name for p in (self.path / "checkpoint").glob("state-*")} == set(files.values())
