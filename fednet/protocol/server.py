@@ -401,10 +401,11 @@ class ServerProtocol:
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
         self.now = now
-        silent = self.rules.silent
+        silent = math.inf if self.rules.silent is None else self.rules.silent
         closed = self.rules.closed
         for worker in list(self.roster.workers.values()):
-            if worker.here and silent is not None and self._is_silent(worker, silent):
+            # Of most, a message came a moment ago: the first question costs least.
+            if now - worker.heard > silent / 2 and worker.here and self._is_silent(worker, silent):
                 # It was silent for as long as it may take to come back.
                 self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self._lose(worker, worker.held)
