@@ -567,21 +567,21 @@ class LostSection(Section, frozen=True, kw_only=True):
     8 beats reconnects. [s]
     """
 
-    def closed_s(self, wide: bool = False) -> float | None:
-        """Seconds; None: for ever. wide: clients connect over more than loopback."""
+    def closed_s(self, over_network: bool = False) -> float | None:
+        """Seconds; None: for ever. over_network: clients connect over more than loopback."""
         if self.closed == "auto":
-            return 60.0 if wide else 3.0
+            return 60.0 if over_network else 3.0
         return self.closed
 
-    def silent_s(self, wide: bool = False) -> float | None:
+    def silent_s(self, over_network: bool = False) -> float | None:
         """The same, of a client without a heartbeat."""
         if self.silent == "auto":
-            return 300.0 if wide else 10.0
+            return 300.0 if over_network else 10.0
         return self.silent
 
-    def beat_most_s(self, wide: bool = False) -> float:
+    def beat_most_s(self, over_network: bool = False) -> float:
         """The longest interval between two heartbeats that is chosen for few clients."""
-        return 30.0 if wide else 2.0
+        return 30.0 if over_network else 2.0
 
 
 class ScheduleSection(Section, frozen=True, kw_only=True):
@@ -649,12 +649,12 @@ class RoundSection(Section, frozen=True, kw_only=True):
     weight in mean accuracies. [share]
     """
 
-    def void_limit(self, wide: bool = False) -> int:
-        """How many discarded rounds in a row end the run. wide: clients connect over more than
-        loopback.
+    def void_limit(self, over_network: bool = False) -> int:
+        """How many discarded rounds in a row end the run. over_network: clients connect over more
+        than loopback.
         """
         if self.void_rounds == "auto":
-            return 100 if wide else 3
+            return 100 if over_network else 3
         return self.void_rounds
 
     def join_s(self, external_clients: bool = False) -> float | None:

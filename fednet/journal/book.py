@@ -83,10 +83,6 @@ class Book:
         closed = _APPLY[type(event)](self, event)
         return rows_of(closed) if closed else ()
 
-    def open_accounts_of(self, conn: bytes) -> dict[Name, Account]:
-        """The accounts that a connection has open, by name."""
-        return dict(self.open_accounts.get(conn, ()))
-
     # -- bytes -------------------------------------------------------------------------------------
     def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
         for name in e.names:

@@ -395,7 +395,7 @@ class Link:
         self.mark_cut(conn)
         self.close_counted(conn, round, worker)
         if not awaited:
-            self._close(self.journal.book.open_accounts_of(conn), reason="cut short")
+            self._close(self.journal.book.open_accounts.get(conn, ()), reason="cut short")
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

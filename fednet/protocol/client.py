@@ -189,7 +189,7 @@ class ClientProtocol:
         self._change(ClientEvent.OPENED)
         if self.state is not ClientState.OVER:
             self._join(now)
-        return out + self._instructions()
+        return out + self._take_instructions()
 
     def closed(self) -> list[Instruction]:
         """The connection has ended: the server sends again what was coming, and replies are
@@ -202,7 +202,7 @@ class ClientProtocol:
             held.sending = None
             if held.state is not ClientTaskState.WORKING:
                 self._change_task(key, ClientTaskEvent.CLOSED)
-        return self._instructions()
+        return self._take_instructions()
 
     def received(self, message: m.Message, body: Body | None, now: float) -> list[Instruction]:
         """Handles a decoded message. Raises RemoteProtocolError for what the protocol does not
@@ -251,14 +251,14 @@ class ClientProtocol:
             self._out.append(message)
         if self._awaited:
             self._pull()
-        return self._instructions()
+        return self._take_instructions()
 
     def tick(self, now: float) -> list[Instruction]:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
             self._change(ClientEvent.REJOINS)
             self._join(now)
-            return self._instructions()
+            return self._take_instructions()
         most = SILENCE * self.beat_s
         if self.state in CONNECTED and now - self._heard > most / 2:
             silent = self._silence.is_over(self._heard, now, most, self.taken)
@@ -276,7 +276,7 @@ class ClientProtocol:
             if not doing:
                 self._send(m.Alive())
         self._sent = False
-        return self._instructions()
+        return self._take_instructions()
 
     # -- calls of the caller, which does the work --------------------------------------------------
     def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
@@ -285,7 +285,7 @@ class ClientProtocol:
         self._sites = list(sites)
         if self.state is ClientState.WELCOMED:
             self._ready()
-        return self._instructions()
+        return self._take_instructions()
 
     def finish(self, answers: Iterable[tuple[m.Reply | m.Failed, Body]]) -> list[Instruction]:
         """Tasks are done, or have failed. Nothing is sent of one that was cancelled meanwhile. A
@@ -306,18 +306,18 @@ class ClientProtocol:
                 self._change_task(message.key, ClientTaskEvent.FAILED)
                 reason = m.clean(message.reason, 4000)
                 self._send(msgspec.structs.replace(message, reason=reason))
-        return self._instructions()
+        return self._take_instructions()
 
     def abandon(self, key: Key) -> list[Instruction]:
         """Nothing more is sent for this task, and the server is not notified."""
         if self.task_state(key) in STARTED:
             self._drop(key, ClientTaskEvent.ABANDONED)
-        return self._instructions()
+        return self._take_instructions()
 
     def uploading(self, client: int) -> list[Instruction]:
         """A client's reply waits for its link; this process is free for its next client."""
         self._send(m.Progress(client=client, stage=m.UPLOADING))
-        return self._instructions()
+        return self._take_instructions()
 
     def slots_changed(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
@@ -325,12 +325,12 @@ class ClientProtocol:
         self.join = msgspec.structs.replace(self.join, slots=slots)
         if changed and self.state in TAKEN_IN:
             self._send(m.Slots(slots=slots))
-        return self._instructions()
+        return self._take_instructions()
 
     def leave(self, reason: str = "") -> list[Instruction]:
         self._change(ClientEvent.LEAVES)
         self._send(m.Leave(reason=m.clean(reason, 300)))
-        return self._instructions()
+        return self._take_instructions()
 
     # -- inside ------------------------------------------------------------------------------------
     def task_state(self, key: Key) -> ClientTaskState:
@@ -359,7 +359,7 @@ class ClientProtocol:
         marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
         self._out.append(Send(marked, body))
 
-    def _instructions(self) -> list[Instruction]:
+    def _take_instructions(self) -> list[Instruction]:
         out = self._out
         self._out = []
         return out

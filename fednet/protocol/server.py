@@ -167,7 +167,7 @@ class ServerProtocol:
         self._leaving = []
         self._add(sorted(specs, key=lambda spec: (-spec.cost, spec.client)))
         self._expire()
-        return self._instructions()
+        return self._take_instructions()
 
     def add(self, round: int, specs: Sequence[TaskSpec], now: float) -> list[Instruction]:
         """Adds tasks to those under way, each its client's only one and of the round that it names.
@@ -178,7 +178,7 @@ class ServerProtocol:
             self.strays.clear()
         self.round = round
         self._add(specs)
-        return self._instructions()
+        return self._take_instructions()
 
     def accept(self, key: Key, now: float, evaluation: str = "") -> list[Instruction]:
         """The reply was whole and sound. The round may still leave it out when it is aggregated.
@@ -197,7 +197,7 @@ class ServerProtocol:
             word = "evaluated" if key.purpose == "evaluate" else "answered for"
             worker.did = word, key.client, key.round
         self._change(t, TaskEvent.ACCEPTED)
-        return self._instructions()
+        return self._take_instructions()
 
     def reject(self, key: Key, reason: str, now: float) -> list[Instruction]:
         """The reply was not what was declared: it is recorded as wasted, and the task is given out
@@ -207,13 +207,13 @@ class ServerProtocol:
         t = self._current(key)
         if t is not None and t.status is TaskState.ARRIVED:
             self._refuse_task(t, reason)
-        return self._instructions()
+        return self._take_instructions()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
         self.now = now
         self._cancel(reason)
-        return self._instructions()
+        return self._take_instructions()
 
     def turn_away(self, reason: str, now: float) -> list[Instruction]:
         """The clients that ask to join the run cannot."""
@@ -222,7 +222,7 @@ class ServerProtocol:
             self.strays.pop(conn, None)  # its requests count as strays, and many get no answer
             self._refuse(conn, f"join: {reason}", "join", final=True)
         self._applicants.clear()
-        return self._instructions()
+        return self._take_instructions()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
@@ -231,7 +231,7 @@ class ServerProtocol:
         for worker in self.roster.workers.values():
             if worker.conn is not None:
                 self._send(worker.conn, m.End(over=over, reason=m.clean(reason, 4000)))
-        return self._instructions()
+        return self._take_instructions()
 
     # -- what is known -----------------------------------------------------------------------------
     def open_tasks(self) -> list[TrackedTask]:
@@ -286,7 +286,7 @@ class ServerProtocol:
         return rows
 
     # -- what an event leads to --------------------------------------------------------------------
-    def _instructions(self) -> list[Instruction]:
+    def _take_instructions(self) -> list[Instruction]:
         out = self._out
         self._out = []
         return out
@@ -365,7 +365,7 @@ class ServerProtocol:
         if stray:
             self.strays[conn] = self.strays.get(conn, 0) + 1
             self._out.insert(0, Stray(stray))
-        return self._instructions()
+        return self._take_instructions()
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
         """A message that cannot be read: noise, or a reply that its worker sends again whenever it
@@ -381,7 +381,7 @@ class ServerProtocol:
                 if not t.unread:
                     unread = f"{MOST_STRAYS} messages that cannot be read"
                     self._refuse_task(t, f"{unread}, the last: {reason}")
-        return self._instructions()
+        return self._take_instructions()
 
     def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
         """The connection is gone. why: the reason, where this side ended it."""
@@ -396,7 +396,7 @@ class ServerProtocol:
             why = why or "connection closed"
             self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
             self._restart_uploads(worker)
-        return self._instructions()
+        return self._take_instructions()
 
     def tick(self, now: float) -> list[Instruction]:
         """Lets time pass: deadlines, silences, absences."""
@@ -419,7 +419,7 @@ class ServerProtocol:
         self._expire()
         self._assign()
         self._grant()
-        return self._instructions()
+        return self._take_instructions()
 
     def _is_silent(self, worker: ClientProcess, most: float) -> bool:
         """Whether nothing has come of it for `most` seconds. Bytes that came count as a message."""

@@ -235,7 +235,7 @@ class Updates(Rounds):
             round = task.spec.round
             before = self.latest
             residuals = self.opened.residuals
-            if self.exchanges.begins_again(round, client, reason, residuals):
+            if self.exchanges.begin_again(round, client, reason, residuals):
                 # Its next task starts from an initial state.
                 versions = {c: v for c, v in before.versions.items() if c != client}
                 states = {c: s for c, s in before.states.items() if c != client}

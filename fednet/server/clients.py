@@ -99,7 +99,7 @@ class Clients:
     """What they were sent, with which their replies are decoded."""
     external: bool = False
     """They are started by others, see `Endpoint`."""
-    wide: bool = False
+    over_network: bool = False
     """See `Endpoint`."""
 
     # -- their tasks -------------------------------------------------------------------------------
@@ -179,20 +179,15 @@ class Clients:
             yield
 
     # -- who is there ------------------------------------------------------------------------------
-    def connected_ids(self) -> frozenset[int]:
-        """The ids whose process is connected, ready or not."""
-        with self.io as io:
-            workers = io.protocol.roster.workers.values()
-            return frozenset[int]().union(*(worker.ids for worker in workers if worker.here))
-
     def clients_wanted(self) -> int:
         """How many clients the run has with those that ask to join it."""
         with self.io as io:
             return io.protocol.clients_wanted()
 
-    def from_next_round(self, config: Config, server: State) -> int:
-        """Returns how many clients the run has from the next round on. Those that asked to join and
-        cannot are told why. server: the state after this round.
+    def admit(self, config: Config, server: State) -> int:
+        """Decides which of the clients that ask to join the run do so after this round; tells the
+        others why they cannot. Returns how many clients the run has then. server: the state after
+        this round.
         """
         before = config.clients
         now = self.clients_wanted()
@@ -211,7 +206,9 @@ class Clients:
         ids follow without a gap, so one that nobody hosts keeps out those after it. added: their
         ids.
         """
-        here = self.connected_ids()
+        with self.io as io:
+            workers = io.protocol.roster.workers.values()
+            here = {client for worker in workers if worker.here for client in worker.ids}
         return next((client for client in added if client not in here), added.stop)
 
     def turn_away(self, reason: str) -> None:
@@ -235,8 +232,8 @@ class Clients:
             io.journal.note(Over(round, sorted(under_way)))
             return io.journal.book.taken
 
-    def book_heartbeats(self, round: int) -> None:
-        """One line a round, each way."""
+    def record_heartbeats(self, round: int) -> None:
+        """Writes a row of `wire.jsonl` for those of a round, each way."""
         with self.io as io:
             io.link.close_all_counted(round)
 
@@ -298,7 +295,9 @@ def connect_clients(
     )
     io = ServerIO(protocol, endpoint.transport, link, inbox, events, endpoint.pump, crash_at)
     watch = Watch(files.path, io, how, config.rounds, endpoint.keyring)
-    return Clients(io, protocol.rules, watch, sizes, sent, endpoint.external_clients, endpoint.wide)
+    return Clients(
+        io, protocol.rules, watch, sizes, sent, endpoint.external_clients, endpoint.over_network
+    )
 
 
 def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) -> ServerProtocol:
@@ -334,7 +333,7 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         site_name=(lambda client: "") if keyring is None else keyring.name,
         no_key=(lambda client: "") if keyring is None else keyring.lacking,
         declared=form_check(experiment),
-        rules=patience(config, endpoint.pump is not None, endpoint.wide),
+        rules=patience(config, endpoint.pump is not None, endpoint.over_network),
         taken=endpoint.transport.taken,
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
         most_clients=config.round.open if endpoint.external_clients else None,

@@ -45,26 +45,29 @@ def text_for_clients(config: Config) -> str:
     return text
 
 
-def beat_seconds(config: Config, wide: bool = False) -> float:
+def beat_seconds(config: Config, over_network: bool = False) -> float:
     """How often each worker sends a heartbeat. Of thousands each sends fewer, as far as
-    `round.lost.silent` allows, so that heartbeats do not displace replies. wide: see `Endpoint`.
+    `round.lost.silent` allows, so that heartbeats do not displace replies. over_network: see
+    `Endpoint`.
     """
     lost = config.round.lost
     if lost.beat is not None:
         return lost.beat
-    silent = lost.silent_s(wide)
-    closed = lost.closed_s(wide)
+    silent = lost.silent_s(over_network)
+    closed = lost.closed_s(over_network)
     most = 60.0 if silent is None else silent / 4
-    often = min(lost.beat_most_s(wide), most, math.inf if closed is None else closed / 2)
+    often = min(lost.beat_most_s(over_network), most, math.inf if closed is None else closed / 2)
     return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
 
 
-def patience(config: Config, inline: bool, wide: bool = False) -> Rules:
-    """How long clients are waited for. inline: they are in this process; wide: see `Endpoint`."""
+def patience(config: Config, inline: bool, over_network: bool = False) -> Rules:
+    """How long clients are waited for. inline: they are in this process. over_network: see
+    `Endpoint`.
+    """
     section = config.round
     # A client that trains in the server's own thread sends no heartbeat.
-    silent = None if inline else section.lost.silent_s(wide)
-    return Rules(closed=section.lost.closed_s(wide), silent=silent, join=section.join_s())
+    silent = None if inline else section.lost.silent_s(over_network)
+    return Rules(closed=section.lost.closed_s(over_network), silent=silent, join=section.join_s())
 
 
 def wide_defaults(config: Config) -> str:
@@ -149,7 +152,7 @@ class Endpoint:
     """Called at the end, after the last message."""
     external_clients: bool = False
     """The clients are started by others, not by fednet here."""
-    wide: bool = False
+    over_network: bool = False
     """These connect over more than loopback: the server waits longer for them where the
     configuration leaves it to the server.
     """
@@ -188,7 +191,7 @@ def listening(
     """
     keyring = transport.keyring
     rest = transport.address.partition("://")[2]
-    wide = note is not None and not rest.startswith(LOOPBACK)
+    over_network = note is not None and not rest.startswith(LOOPBACK)
 
     def announce(events: Events, incarnation: int) -> None:
         transport.on_refused = lambda reason, address: events.tell(
@@ -206,7 +209,7 @@ def listening(
             mode=0o600,
         )
         if note is not None:
-            if wide and (text := wide_defaults(config)):
+            if over_network and (text := wide_defaults(config)):
                 note(f"{config.name}: clients connect over a network, so {text}")
             keys = " --keys FILE" if keyring is not None else ""
             note(
@@ -217,9 +220,9 @@ def listening(
     return Endpoint(
         transport,
         keyring,
-        beat_seconds(config, wide),
+        beat_seconds(config, over_network),
         announce=announce,
         listen=lambda experiment: transport.listen(),
         external_clients=note is not None,
-        wide=wide,
+        over_network=over_network,
     )

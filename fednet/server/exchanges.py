@@ -287,7 +287,7 @@ class Exchanges:
     # -- collecting --------------------------------------------------------------------------------
     def _source(self, exchange: OpenExchange) -> Source:
         """Where the events of an exchange come from, in seconds from its beginning."""
-        again = functools.partial(self._asked_again, exchange)
+        again = functools.partial(self._ask_again, exchange)
         which = exchange.index, exchange.purpose
         real = RealTime(self.clients, exchange.asked, exchange.opened, which, again)
         if self.conditions.clock is None or exchange.purpose == "evaluate":
@@ -326,17 +326,17 @@ class Exchanges:
             latest = began + deadline
         return end_of(comes, began + task.leaves_s, latest)
 
-    def _asked_again(self, exchange: OpenExchange, client: int) -> bool:
-        """Whether a client is asked again, whose task has just ended: one whose state is lost may
-        begin again from its initial state; not in a later exchange, which needs what the client
-        kept of this round.
+    def _ask_again(self, exchange: OpenExchange, client: int) -> bool:
+        """Asks a client again whose task has just ended, if it has lost its state and may begin
+        again from its initial one; not in a later exchange, which needs what the client kept of
+        this round. Returns whether its task is under way again.
         """
         reason = exchange.asked[client].reason
         residuals = exchange.residuals
         later = exchange.purpose == "train" and exchange.index > 0
         if later or not exchange.asked[client].spec.start:
             return False
-        if not self.begins_again(exchange.round, client, reason, residuals):
+        if not self.begin_again(exchange.round, client, reason, residuals):
             return False
         exchange.restarted.append(client)
         asked = self.ask(exchange, client, again=True)
@@ -383,11 +383,12 @@ class Exchanges:
             self.may_stop(exchange.round, client, reason.removeprefix("failed: "))
 
     # -- clients that have lost their state --------------------------------------------------------
-    def begins_again(
+    def begin_again(
         self, round: int, client: int, reason: str, residuals: dict[str, torch.Tensor]
     ) -> bool:
-        """Whether a client that was dropped for that reason begins again. What compressors remember
-        of earlier messages with it no longer holds, and is removed from residuals.
+        """Lets a client that was dropped for that reason begin again, if it has lost its state and
+        the configuration says so; returns whether it does. What compressors remember of earlier
+        messages with it no longer holds, and is removed from residuals.
         """
         if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
             return False

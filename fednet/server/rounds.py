@@ -178,7 +178,7 @@ class Rounds:
         """Decides which clients join the run after this round; the others that ask to are told
         why they cannot.
         """
-        self._clients_then = self.clients.from_next_round(self.config, round.after.server)
+        self._clients_then = self.clients.admit(self.config, round.after.server)
 
     def may_open_early(self, round: OpenRound) -> bool:
         """Whether the next round may start before this one is evaluated: not if clients join the
@@ -507,12 +507,12 @@ class Rounds:
         self.records.files.event("round", round.number, completed=len(record.completed))
         self._concluding = False
         self.faults.crash_server_at("between", round.number)
-        self.clients.book_heartbeats(round.number)
+        self.clients.record_heartbeats(round.number)
         self._show(round)
         collect_in_time()
         if not self.clients.io.inline:
             give_back_freed()  # where the round's messages were, in gaps of different sizes
-        if reason := abort_reason(config, round, progress.void, self.clients.wide):
+        if reason := abort_reason(config, round, progress.void, self.clients.over_network):
             self.clients.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
@@ -679,9 +679,9 @@ def fit_seconds(seconds: dict[str, float], elapsed: float, early: float) -> dict
     return out
 
 
-def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str:
-    """Why another try could not help, after so many void rounds in a row; "" where it could. wide:
-    see `Endpoint`.
+def abort_reason(config: Config, round: OpenRound, void: int, over_network: bool) -> str:
+    """Why another try could not help, after so many void rounds in a row; "" where it could.
+    over_network: see `Endpoint`.
     """
     failures = round.failures
     selected = len(round.record.selected)
@@ -689,7 +689,7 @@ def abort_reason(config: Config, round: OpenRound, void: int, wide: bool) -> str
     # One client that fails whenever it is asked alone must not end a federation of many.
     if everybody and (selected > 1 or config.clients == 1):
         return f"no client could do its task in round {round.number}: {failures[0]}"
-    if round.spoiled or void < config.round.void_limit(wide):
+    if round.spoiled or void < config.round.void_limit(over_network):
         return ""
     if len(round.exchange.done) >= config.round.min_results:
         why = round.record.algorithm["warnings"][-1]

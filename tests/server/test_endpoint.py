@@ -72,22 +72,22 @@ def test_beyond_loopback_clients_are_waited_for_longer_unless_told_otherwise(tmp
 
     notes: list[str] = []
     config, end = made("tcp://0.0.0.0:1", notes.append)
-    rules = endpoint.patience(config, inline=False, wide=end.wide)
+    rules = endpoint.patience(config, inline=False, over_network=end.over_network)
     assert (rules.closed, rules.silent, end.beat_s) == (60, 300, 30)
-    assert config.round.void_limit(end.wide) == 100
+    assert config.round.void_limit(end.over_network) == 100
     assert "count as lost 60 s after" in notes[0]
     assert "100 discarded rounds" in notes[0]
     told: list[str] = []
     lost = {"closed": 3, "silent": 10, "beat": 1.5}
     config, end = made("tcp://0.0.0.0:1", told.append, lost=lost, void_rounds=3)
-    rules = endpoint.patience(config, inline=False, wide=end.wide)
+    rules = endpoint.patience(config, inline=False, over_network=end.over_network)
     assert (rules.closed, rules.silent, end.beat_s) == (3, 10, 1.5)
     assert len(told) == 1  # how clients join
     for address, said in (("tcp://127.0.0.1:1", told.append), ("tcp://0.0.0.0:1", None)):
         config, end = made(address, said)  # None: `fednet run`, on one machine or a cluster
-        rules = endpoint.patience(config, inline=False, wide=end.wide)
+        rules = endpoint.patience(config, inline=False, over_network=end.over_network)
         assert (rules.closed, rules.silent, end.beat_s) == (3, 10, 1.5)
-        assert config.round.void_limit(end.wide) == 3
+        assert config.round.void_limit(end.over_network) == 3
 
 
 def test_it_says_how_clients_join(tmp_path, monkeypatch):

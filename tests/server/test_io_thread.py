@@ -415,7 +415,7 @@ def test_heartbeats_of_a_round_are_one_row_each_way(tmp_path):
     until(
         lambda: any(name[2] == "beat" for name in open_accounts(both.link.journal)), both.io.do_io
     )
-    both.clients.book_heartbeats(1)
+    both.clients.record_heartbeats(1)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
     assert all(
