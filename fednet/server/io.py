@@ -266,7 +266,7 @@ class ServerIO:
                 if enough() or time.monotonic() >= until:
                     return
 
-    def close(self, over: bool = True) -> None:
+    def close(self, over: bool = True, linger_s: float = 1.0) -> None:
         """over: no later server goes on with what is under way."""
         self._closing = True
         self._free.set()
@@ -279,7 +279,7 @@ class ServerIO:
         for conn in list(self.journal.book.open_accounts):
             self.link.closed(conn, awaited=not over)
         self.journal.flush()
-        self.transport.close()
+        self.transport.close(linger_s)
         traffic = self.transport.traffic()
         # Nobody reads any more: bytes that the kernel has received and nobody has read.
         for name, (_, received) in traffic.items():

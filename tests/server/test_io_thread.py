@@ -51,7 +51,7 @@ class Work:
     where it is asked for one.
     """
 
-    device = SimpleNamespace(forget=lambda: None)
+    device = SimpleNamespace(forget=lambda: None, packed=False)
 
     def work(self, task, body, step, check=None):
         size = len(body)
