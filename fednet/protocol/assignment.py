@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fednet.protocol.table import TaskState
 from fednet.protocol.tasks import TrackedTask
-from fednet.protocol.workers import LOTS, ClientProcess, Roster
+from fednet.protocol.workers import TASKS_PER_SLOT, ClientProcess, Roster
 
 
 class Assignment:
@@ -91,8 +91,8 @@ class Assignment:
             if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
-        lots = LOTS if ahead else 1
-        room = [x for x in hosts if len(x.queue) < lots * x.slots]
+        most = TASKS_PER_SLOT if ahead else 1
+        room = [x for x in hosts if len(x.queue) < most * x.slots]
         if len(room) <= 1:
             return room[0] if room else None
         return min(room, key=lambda x: (len(x.queue) / x.slots, x is not last, x.name))

@@ -31,7 +31,7 @@ from fednet.protocol.table import (
     step,
 )
 from fednet.protocol.transfers import Receiving, Sending, Silence
-from fednet.protocol.workers import LOTS
+from fednet.protocol.workers import TASKS_PER_SLOT
 from fednet.wire import messages as m
 from fednet.wire.body import NOTHING, Body
 from fednet.wire.messages import PART, Key
@@ -440,7 +440,7 @@ class ClientProtocol:
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
             self._fail(key, reason, again=False)
-        elif self._at_hand + task.size > (LOTS * self.join.slots + 3) * most:
+        elif self._at_hand + task.size > (TASKS_PER_SLOT * self.join.slots + 3) * most:
             self._no_room(task, "what this client takes beside its other tasks")
         else:
             self._at_hand += task.size

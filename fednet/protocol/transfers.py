@@ -92,7 +92,9 @@ class Silence(msgspec.Struct):
 
 
 class Sending(msgspec.Struct):
-    """sent: parts. until: bytes after which nothing more is sent, because the receiver is gone."""
+    """A payload that is sent in parts. sent: so many of them. until: bytes after which nothing more
+    is sent, because the receiver is gone.
+    """
 
     body: Body
     part: int

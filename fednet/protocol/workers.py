@@ -19,7 +19,9 @@ from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
 from fednet.protocol.transfers import Silence
 from fednet.wire import messages as m
 
-LOTS = 2  # tasks in a worker's queue for each of its slots: those that run, and as many ahead
+TASKS_PER_SLOT = (
+    2  # tasks in a worker's queue for each of its slots: those that run, and as many ahead
+)
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 SHOWN = 1000  # rows on client processes, connected or not, that are shown
 SITES_NAMED = 8  # of one client process
@@ -123,7 +125,9 @@ class Roster:
     def recount(self, worker: ClientProcess) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= worker.free
-        room = worker.state is WorkerState.READY and len(worker.queue) < LOTS * worker.slots
+        room = (
+            worker.state is WorkerState.READY and len(worker.queue) < TASKS_PER_SLOT * worker.slots
+        )
         worker.free = worker.slots if room else 0
         self.free_slots += worker.free
 
@@ -189,8 +193,8 @@ class Roster:
         absent: dict[tuple[str, ClientProcess | None, str], list[int]] = {}
         for client in range(clients) if len(hosted) < clients else ():
             if client not in hosted:
-                whose = self.why_absent(client), self._absence(client)[1], self._site_name(client)
-                absent.setdefault(whose, []).append(client)
+                alike = self.why_absent(client), self._absence(client)[1], self._site_name(client)
+                absent.setdefault(alike, []).append(client)
         rows: list[dict[str, object]] = []
 
         def show(

@@ -130,7 +130,7 @@ class Aggregation:
         self._review()
         while len(self._replies) >= least:
             try:
-                after, wrong, whose = self._try(tuple(self._replies))
+                after, wrong, culprit = self._try(tuple(self._replies))
             except RoundVoid as void:
                 self.host.warn(str(void))
                 self.spoiled = void.spoiled
@@ -142,8 +142,8 @@ class Aggregation:
                     for remark in guard.remarks():
                         self.host.warn(remark)
                 return after
-            bad = {} if whose is None else {whose: wrong}
-            if whose is None and self._known:
+            bad = {} if culprit is None else {culprit: wrong}
+            if culprit is None and self._known:
                 alone = {c: self._alone(c) for c in self._replies}
                 bad = {c: reason for c, (reason, _) in alone.items() if reason}
                 self._blame_method([failed for _, failed in alone.values()], wrong)

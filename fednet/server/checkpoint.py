@@ -117,8 +117,8 @@ class Checkpoints:
         rows: dict[tuple[str, int], dict[int, str]] = {}
         known = {}
         for name, value in residuals.items():
-            whose = self.OF.fullmatch(name)
-            if whose is None or value.dim() != 1 or value.dtype != torch.float32:
+            parts = self.OF.fullmatch(name)
+            if parts is None or value.dim() != 1 or value.dtype != torch.float32:
                 down[name] = value
                 continue
             at = id(value)
@@ -127,7 +127,7 @@ class Checkpoints:
             elif at not in known:
                 none = torch.empty(0), torch.empty(0, dtype=torch.int64)
                 known[at] = value, self.rows.write(Tensors(_layout(len(value)), value, *none))
-            rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
+            rows.setdefault((parts[2], len(value)), {})[int(parts[1])] = known[at][1]
         self._known = known
         kept = ((f, PerClient(_layout(n), of, self.rows)) for (f, n), of in rows.items())
         return Residuals(down, tuple(kept))  # type: ignore[call-arg]

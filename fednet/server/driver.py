@@ -25,7 +25,7 @@ class Engine(Protocol):
     schedule: Schedule
     source: Source
 
-    def more(self) -> bool:
+    def has_next_round(self) -> bool:
         """Whether there is another round to do."""
 
     def open(self, after: OpenRound | None) -> None:
@@ -50,20 +50,18 @@ class Engine(Protocol):
 
 def drive(engine: Engine) -> None:
     """All that is left of a run."""
-    more = engine.more()
-    if more:
-        engine.open(None)
-    while more:
-        round = None
+    round: OpenRound | None = None
+    opened = False  # whether the next round is open
+    while opened or engine.has_next_round():
+        if not opened:
+            engine.open(round)
+        round = None  # so that its models can be freed
         while round is None:
             collect(engine.schedule, engine.source, engine.take_event)
             round = engine.close()
         engine.admit(round)
-        early = engine.may_open_early(round)
-        if early:
+        opened = engine.may_open_early(round)
+        if opened:
             engine.open(round)
         engine.conclude(round)
-        more = early or engine.more()
-        if more and not early:
-            engine.open(round)
     engine.end()

@@ -149,7 +149,7 @@ class ServerIO:
         self._resolved: list[ReceivedReply | Resolved] = []
         self._trained: set[int] = set()  # rounds of replies that were accepted
         self._handled = 0  # messages since the last `_end_wakeup`
-        self._tasks_left = False  # whether a task has left since the last step
+        self._tasks_sent = False  # whether a task has left since the last step
         self._tick_at = self._shown_at = self._booked = 0.0
         # Of what peers send that brings the run nothing: so much each, see above.
         everyone = 1 + protocol.clients
@@ -304,9 +304,9 @@ class ServerIO:
     def _step(self, timeout_s: float) -> bool:
         """Handles what the transport receives in this time; returns whether anything happened."""
         try:
-            if self._tasks_left:  # in the last step
+            if self._tasks_sent:  # in the last step
                 self._crash_at("broadcasting", self.protocol.round)
-                self._tasks_left = False
+                self._tasks_sent = False
             nobody_missed = not self.protocol.roster.workers and not self.protocol.tasks
             came = self.transport.poll(timeout_s)
             self.now.note_listened(not self.inline, nobody_missed)
@@ -540,7 +540,7 @@ class ServerIO:
             self.link.send_composed(out)
         for i in unsent:
             if isinstance(i.message, m.Task):
-                self._tasks_left = True
+                self._tasks_sent = True
 
     def _end_wakeup(self) -> None:
         """Writes down all that the wake-up led to, then sends, then hands over the outcomes."""

@@ -113,6 +113,7 @@ class OpenRound:
     record: records.Round
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     virtual: float = 0.0
+    """Seconds that it took on the virtual clock so far."""
     virtual_split: dict[str, float] = field(default_factory=dict)
     virtual_start: float = 0.0
     """The second of the run at which its virtual time began."""

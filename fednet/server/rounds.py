@@ -94,7 +94,7 @@ class Rounds:
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self._clients_then = self.config.clients  # from the next round on
-        self._recorded = time.monotonic()
+        self._recorded = time.monotonic()  # when the last round was
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Rounds:
                 progress.candidates,
             )
             self.sent_down = checkpoints.load_sent(progress.under_way)
-            progress.finished = progress.finished and not self.more()
+            progress.finished = progress.finished and not self.has_next_round()
         if self.config.round.open is not None:  # an error now, rather than when a client asks
             n = self.config.training_clients
             self.method.with_more_clients(self.carried.server, n, n + 1)
@@ -168,7 +168,7 @@ class Rounds:
         self.display.note(f"client(s) {as_text(added)} join the run")
         self.save()
 
-    def more(self) -> bool:
+    def has_next_round(self) -> bool:
         """Whether there is another round to do."""
         done = self.progress.round
         config = self.config
@@ -516,7 +516,7 @@ class Rounds:
             self.clients.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{reason.rstrip('.')}; the last checkpoint is intact.")
-        if join and self.more():
+        if join and self.has_next_round():
             raise ClientsJoin(config.clients, self._clients_then)
         progress.stopped = stop_reason(config, progress) or ""
 

@@ -28,7 +28,7 @@ class Told:
     recorded: int = 0
     number: int = 0
 
-    def more(self):
+    def has_next_round(self):
         return self.recorded < self.rounds
 
     def open(self, after):
