@@ -489,7 +489,8 @@ class ClientLoop:
             if self._wanted.get(key) is given:
                 del self._wanted[key]
                 answers.append(answer)
-        self._follow(self._pass_on(answers))
+        if answers:
+            self._follow(self._pass_on(answers))
 
     def _answer_struck(
         self, given: p.DoTask, answer: tuple[m.Reply, Body] | None, faults: PlannedFaults

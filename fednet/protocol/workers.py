@@ -19,9 +19,7 @@ from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
 from fednet.protocol.transfers import Silence
 from fednet.wire import messages as m
 
-TASKS_PER_SLOT = (
-    2  # tasks in a worker's queue for each of its slots: those that run, and as many ahead
-)
+TASKS_PER_SLOT = 2  # in a worker's queue: the one that runs, and one ahead
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 SHOWN = 1000  # rows on client processes, connected or not, that are shown
 SITES_NAMED = 8  # of one client process
@@ -125,9 +123,7 @@ class Roster:
     def recount(self, worker: ClientProcess) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= worker.free
-        room = (
-            worker.state is WorkerState.READY and len(worker.queue) < TASKS_PER_SLOT * worker.slots
-        )
+        room = worker.ready and len(worker.queue) < TASKS_PER_SLOT * worker.slots
         worker.free = worker.slots if room else 0
         self.free_slots += worker.free
 

@@ -508,8 +508,11 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     assert (last, "down", "task", key) not in open_accounts(both.link.journal)
 
 
-@pytest.mark.parametrize("over", ["down", "up"])
-def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypatch, over):
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize(("over", "bill"), [("down", "task"), ("up", "pull")])
+def test_what_leaves_for_a_reply_is_in_its_bill_and_what_could_not_leave_is_not(
+    tmp_path, monkeypatch, over, bill, gone
+):
     """Its reply is whole and its bill is made in the very wake-up."""
     network = Inproc()
     key = m.Key(2, 0, 0, 0)
@@ -521,7 +524,8 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
     reply = m.Reply(key=key, form=form, size=3, check=digest([b"abc"]))
     spec = TaskSpec(0, [], Body([]), b"")
     monkeypatch.setattr(io.protocol, "accept", lambda key, now, evaluation: [])
-    both.client_transport.close()
+    if gone:
+        both.client_transport.close()
     task = TrackedTask(spec, key, worker="w", conn=b"another", reply=reply, up_conn=b"another")
     setattr(task, {"up": "up_conn", "down": "conn"}[over], last)
     io.act(
@@ -531,7 +535,7 @@ def test_what_could_not_leave_for_a_reply_is_not_in_its_bill(tmp_path, monkeypat
             Arrived(task, Body([b"abc"])),
         ]
     )
-    assert io.journal.book.waiting[key] == []
+    assert [a.type for a in io.journal.book.waiting[key]] == ([] if gone else [bill])
 
 
 def test_what_could_not_leave_for_a_connection_that_ended_is_in_no_row(tmp_path):
