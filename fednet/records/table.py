@@ -141,6 +141,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("train_loss", "training loss", "train_loss", "line page track", word="train loss"),
 )
+_BY_NAME = {m.name: m for m in METRICS}
 # What a round costs: in its line after the numbers above and after who took part.
 COSTS: tuple[Metric, ...] = (
     Metric("bytes_down", "bytes down", "bytes_down", "line track", mb, "down"),
@@ -192,7 +193,7 @@ def all_metrics(rows: Iterable[Row] = ()) -> list[Metric]:
 
 def metric(name: str, rows: Iterable[Row] = ()) -> Metric:
     """Raises KeyError for a name that neither the table nor one of these rows has."""
-    return {m.name: m for m in all_metrics(rows)}[name]
+    return _BY_NAME.get(name) or {m.name: m for m in all_metrics(rows)}[name]
 
 
 def metrics_shown(place: str, rows: Iterable[Row] = ()) -> list[Metric]:

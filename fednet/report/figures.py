@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,10 +149,7 @@ def time_split(run: Run) -> Iterator[Figure]:
 
 def devices(run: Run) -> Iterator[Figure]:
     """Which device trained how long: only if there are several."""
-    seconds: dict[str, Counter[int]] = defaultdict(Counter)
-    for r in run.lines("clients"):
-        if r.seconds is not None and r.device:
-            seconds[f"{r.host} {r.device}" if r.host else r.device][r.round] += r.seconds
+    seconds = metrics.client_rows(run).seconds
     if len(seconds) < 2:
         return
     names = sorted(seconds)

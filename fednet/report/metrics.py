@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -33,6 +33,7 @@ BANDS = {
 
 
 # -- curves ----------------------------------------------------------------------------------------
+@once
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
     """Returns (round, value) of the rounds that have one, not smoothed. y: a name of
     `records.METRICS`: accuracy is of the global model on the server's test set, personal_accuracy
@@ -140,14 +141,43 @@ def class_spread(run: Run) -> float | None:
 
 
 # -- personalised ----------------------------------------------------------------------------------
+class ClientRows:
+    """What reports need of `clients.jsonl`, read one line at a time."""
+
+    def __init__(self, run: Run) -> None:
+        # Seconds of training by device, then by round.
+        self.seconds: dict[str, Counter[int]] = defaultdict(Counter)
+        final = []
+        latest: Latest = {}
+        for r in run.lines("clients"):
+            if r.seconds is not None and r.device:
+                self.seconds[f"{r.host} {r.device}" if r.host else r.device][r.round] += r.seconds
+            if r.final:
+                final.append(r)
+            _note_latest(latest, r)
+        last_round = max((r.round for r in final), default=0)
+        # The evaluation at the end; the last one, if a run was continued with more rounds.
+        self.final: list[Client] = [r for r in final if r.round == last_round]
+        if self.final:
+            latest = {}
+            for r in self.final:
+                _note_latest(latest, r)
+        self.latest: Latest = {of: dict(sorted(rows.items())) for of, rows in latest.items()}
+
+
+# Records by client, of each model and of whether they are of the clients that never train.
+Latest = dict[tuple[str, bool], dict[int, Client]]
+
+
+def _note_latest(latest: Latest, r: Client) -> None:
+    for name in (*EVALUATED_MODELS, "received"):
+        if getattr(r, f"accuracy_{name}") is not None:
+            latest.setdefault((name, bool(r.held_out)), {})[r.client] = r
+
+
 @once
-def final_evaluation(run: Run) -> list[Client]:
-    """Returns the records of the evaluation at the end; of the last one, if a run was continued
-    with more rounds.
-    """
-    final = [r for r in run.lines("clients") if r.final]
-    last_round = max((r.round for r in final), default=0)
-    return [r for r in final if r.round == last_round]
+def client_rows(run: Run) -> ClientRows:
+    return ClientRows(run)
 
 
 def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
@@ -155,18 +185,7 @@ def latest(run: Run, name: str, held_out: bool = False) -> dict[int, Client]:
     `received`); if there was an evaluation at the end, its record in that. held_out: of the clients
     that never train instead of the others.
     """
-    return _latest(run).get((name, held_out), {})
-
-
-@once
-def _latest(run: Run) -> dict[tuple[str, bool], dict[int, Client]]:
-    """Returns what `latest` does, by its arguments: the rows of all are read once."""
-    found: dict[tuple[str, bool], dict[int, Client]] = {}
-    for r in final_evaluation(run) or run.lines("clients"):
-        for name in (*EVALUATED_MODELS, "received"):
-            if getattr(r, f"accuracy_{name}") is not None:
-                found.setdefault((name, bool(r.held_out)), {})[r.client] = r
-    return {of: dict(sorted(rows.items())) for of, rows in found.items()}
+    return client_rows(run).latest.get((name, held_out), {})
 
 
 def accuracies(run: Run, held_out: bool = False) -> dict[str, float]:
@@ -248,7 +267,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["personal"] = own_tests
     if left_out := accuracies(run, True):
         out["held_out"] = left_out
-    if asked := [r for r in final_evaluation(run) if not r.held_out]:
+    if asked := [r for r in client_rows(run).final if not r.held_out]:
         taken = [r for r in asked if r.took_part is not False]
         settings = run.config.get("evaluate", {})
         clients = int(run.config.get("clients", 0))
