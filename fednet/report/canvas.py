@@ -98,12 +98,9 @@ def canvas(size: tuple[float, float], **settings: object) -> Iterator[MplFigure]
 
 def blank(size: tuple[float, float]) -> MplFigure:
     """Returns a figure without pyplot: nothing is global, and no figure is left open."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    fig = Canvas(figsize=size)
-    FigureCanvasAgg(fig)
-    return fig
+    return Canvas(figsize=size)
 
 
 def write(figure: Figure, path: Path) -> Path:
@@ -148,8 +145,8 @@ SERIES = re.compile(r"series-(\d+)(-band)?")
 
 def inline(figure: Figure, own: str) -> list[Markup]:
     """Draws a figure of one axes as parts of an HTML page, in each of its sizes. It is without its
-    title, which the page shows itself. To be called within `drawing`. own: a prefix of its ids,
-    different for each figure of a page.
+    title, which the page shows itself. To be called within `drawing`, which needs only one for
+    all figures of a page. own: a prefix of its ids, different for each of them.
     """
     fig = blank(figure.size)
     figure.draw(fig)

@@ -248,8 +248,9 @@ def participation(run: Run) -> Iterator[Figure]:
     words = ["not selected", "completed", "not finished", *reasons]
     grid = np.zeros((len(rounds), n), np.uint8)
     for of, r in zip(grid, run.rounds):
-        of[r.selected] = 2
-        of[r.completed] = 1
+        # Of lists, numpy would first look for the type of each number.
+        of[np.array(r.selected, np.intp)] = 2
+        of[np.array(r.completed, np.intp)] = 1
         for client, why in r.dropped.items():
             of[int(client)] = 3 + reasons.index(why)
     grid = grid.T
@@ -332,12 +333,14 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     name = "client_accuracy" if which == "global" else f"{which}_accuracy"
     label = metric(name).full_label(run.own_model)
 
-    def bars(fig: MplFigure) -> None:
+    def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         edges = [*range(0, len(clients), -(-len(clients) // STEPS)), len(clients)]
         means = np.add.reduceat(last, edges[:-1]) / np.diff(edges)
         height = [*means, means[-1]]
-        ax.fill_between(np.asarray(edges) - 0.5, height, step="post", color=COLOURS[0])
+        left = np.asarray(edges) - 0.5
+        # With an edge it would be a `use` on the page, which is not stretched when it is enlarged.
+        ax.fill_between(left, height, step="post", facecolor=COLOURS[0], edgecolor="none")
         ax.axhline(
             last.mean(),
             color=COLOURS[2],
@@ -357,7 +360,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} % (each "
         f"client counts the same, not each sample), "
         f"worst {100 * last.min():.2f} %.",
-        bars,
+        draw,
         hover=_cells(last[None], [label], clients, "", cl="client", w=label),
         legend=["above"],
     )

@@ -137,6 +137,13 @@ def clocks(groups: Sequence[Group]) -> list[str]:
     return sorted({g.clock for g in groups})
 
 
+def comparable_costs(groups: Sequence[Group]) -> list[str]:
+    """Returns the names of `costs.COSTS`, without seconds if the runs measure them by different
+    clocks.
+    """
+    return [x for x in costs.COSTS if x != "seconds" or len(clocks(groups)) == 1]
+
+
 def metric_of(groups: Sequence[Group], y: str) -> Metric:
     """Raises KeyError if no run has that metric."""
     return metric(y, (row for g in groups for run in g.runs for row in run.rounds))

@@ -18,7 +18,7 @@ from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict, visible
 from fednet.records import Event, metric, metrics_shown
-from fednet.report import canvas, costs, curves, figures, groups, metrics, parallel, style, tables
+from fednet.report import costs, curves, figures, groups, metrics, parallel, style, tables
 from fednet.report.figures import size
 from fednet.report.read import Run
 
@@ -78,11 +78,6 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
     """
-    with canvas.drawing():
-        return _rendered(runs, again)
-
-
-def _rendered(runs: Sequence[Run], again: int) -> str:
     found = groups.group(runs)
     several = len(runs) > 1
     firsts = [g.runs[0] for g in found][:RUNS]  # details are of the first seed of each group
@@ -90,8 +85,7 @@ def _rendered(runs: Sequence[Run], again: int) -> str:
     what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
     names = (str(r.config.get("data", {}).get("dataset") or "unknown data") for r in runs)
     data = list(dict.fromkeys("the sites' own data" if n == "site" else n for n in names))
-    # No seconds if the runs measure them by different clocks.
-    axes = [x for x in costs.COSTS if x != "seconds" or len(groups.clocks(found)) == 1]
+    axes = groups.comparable_costs(found)
     panes = []  # of each metric that was recorded, a chart for each axis
     for m in metrics_shown("page", (row for run in runs for row in run.rounds)):
         charts = [curves.curve(found, x, m.name) for x in axes]

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from markupsafe import Markup
 
 from fednet.capacity import die_with_parent
-from fednet.errors import StateError
+from fednet.errors import StateError, stop_signals
 from fednet.experiment.placement import cores
-from fednet.report.canvas import Figure, inline
+from fednet.report.canvas import Figure, drawing, inline
 
 
 @contextmanager
@@ -30,19 +30,21 @@ def drawings(figures: Sequence[Figure]) -> Iterator[Iterator[list[Markup]]]:
     Raises StateError if the system ends such a copy.
     """
     processes = min(cores(), len(figures))
-    if processes < 2 or threading.active_count() > 1:
-        yield (_draw(figures, k) for k in range(len(figures)))
-        return
-    from matplotlib.backends import backend_svg  # noqa: F401 - once, not in each copy
+    with drawing():
+        if processes < 2 or threading.active_count() > 1:
+            yield (_draw(figures, k) for k in range(len(figures)))
+            return
+        from matplotlib.backends import backend_svg  # noqa: F401 - once, not in each copy
 
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, fork, _begin, (figures, os.getpid())) as pool:
-        try:
-            yield pool.map(_draw_shared, range(len(figures)))
-        except BrokenProcessPool:
-            raise StateError(
-                "a process that drew figures was killed, perhaps because memory ran out; try again."
-            ) from None
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, fork, _begin, (figures, os.getpid())) as pool:
+            try:
+                yield pool.map(_draw_shared, range(len(figures)))
+            except BrokenProcessPool:
+                raise StateError(
+                    "a process that drew figures was killed, perhaps because memory ran out; "
+                    "try again."
+                ) from None
 
 
 _shared: Sequence[Figure] = ()  # what this copy draws of
@@ -51,7 +53,8 @@ _shared: Sequence[Figure] = ()  # what this copy draws of
 def _begin(figures: Sequence[Figure], parent: int) -> None:
     global _shared
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for number in stop_signals():  # they are for the parent
+        signal.signal(number, signal.SIG_IGN)
     _shared = figures
 
 

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from fednet.plain import align
 from fednet.records import metrics_shown
 from fednet.report import costs, metrics
-from fednet.report.groups import LONG, Group, clocks, differences_in_pair, group, pairs
+from fednet.report.groups import (
+    LONG,
+    Group,
+    clocks,
+    comparable_costs,
+    differences_in_pair,
+    group,
+    pairs,
+)
 from fednet.report.read import Run
 
 ON_CLIENTS = "on clients"
@@ -89,9 +97,7 @@ def table(
     for target in targets:
         metrics.check_target(target)
     groups = group(runs, labels)
-    # No seconds if the runs measure them by different clocks.
-    units = [by] if by else list(costs.COSTS)
-    units = [x for x in units if x != "seconds" or len(clocks(groups)) == 1]
+    units = [x for x in comparable_costs(groups) if by in (None, x)]
     columns = [*_results(runs), *_spent(runs, targets, units, bytes)]
     cells = [
         [TableCell(_without_none(c.values[r] for r in g.runs), c.digits) for c in columns]

@@ -6,7 +6,7 @@ import pytest
 
 from fednet import registry
 from fednet.files import read_lines
-from fednet.report import figures, groups, style
+from fednet.report import canvas, figures, groups, style
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, opened, write
 
@@ -130,6 +130,58 @@ def test_time_is_split_by_the_clock_of_the_run(tmp_path):
     assert figure.title == "Time per round (simulated time)"
     shown = {s["l"]: s["m"] for s in figure.hover["s"]}
     assert shown == {"sending, s": [4, 4], "training, s": [5, 5]}
+
+
+def test_a_bar_begins_where_the_one_below_it_ends(run):
+    for figure in figures.details(run):
+        if figure.name not in ("bytes", "time"):
+            continue
+        tops = {1: 0.0, -1: 0.0}  # upwards and downwards
+        for bars, series in zip(axes(figure).patches, figure.hover["s"]):
+            sign = -1 if series["l"].endswith("down, MB") else 1
+            corners = bars.get_path().vertices.reshape(len(series["x"]), -1, 2)[:, :4]
+            y = sign * corners[..., 1]
+            ends = np.sort(np.stack([y.min(1), y.max(1)]), axis=0)
+            np.testing.assert_allclose(ends[0], tops[sign], atol=1e-12)
+            tops[sign] = ends[1]
+            np.testing.assert_allclose(ends[1] - ends[0], series["m"], rtol=1e-4)
+
+
+def test_what_is_as_wide_as_rounds_or_clients_is_stretched_where_a_part_is_enlarged(run):
+    moved = '<g clip-path="'  # by the page's script, which stretches paths only
+    with canvas.drawing():
+        found = {f.name: canvas.inline(f, "a-")[0] for f in figures.details(run)}
+    for name in ("bytes", "time", "clients"):
+        assert moved not in found[name]
+
+
+def test_the_steps_of_many_clients_are_the_means_of_neighbours(tmp_path):
+    n = 2 * figures.STEPS + 1
+    rows = [
+        {"round": 1, "client": c, "final": True, "accuracy_global": (n - c) / n} for c in range(n)
+    ]
+    path = write(tmp_path / "a", rounds=1, clients=2)
+    jsonl(path / "clients.jsonl", rows)
+    (figure,) = figures.client_accuracy(open_run(path))
+    outline = axes(figure).collections[0].get_paths()[0].vertices
+    assert len(outline) < 5 * figures.STEPS
+    assert (outline[:, 0].min(), outline[:, 0].max()) == (-0.5, n - 0.5)
+    x, y = outline.T
+    area = abs(np.sum(x[:-1] * y[1:] - x[1:] * y[:-1])) / 2
+    assert area == pytest.approx(sum(row["accuracy_global"] for row in rows))
+
+
+@pytest.mark.parametrize("sizes", [3, 2 * figures.SIZES])
+def test_a_circle_is_as_large_as_the_samples_that_it_stands_for(sizes):
+    counts = np.arange(1, 81).reshape(20, 4) % (sizes + 1)
+    drawn = axes(figures.bubbles(counts, ["a", "b", "c", "d"])).collections
+    found = {}
+    for circles in drawn:
+        places = circles.get_offsets()
+        areas = np.broadcast_to(circles.get_sizes(), len(places))
+        found |= {tuple(map(int, place)): area for place, area in zip(places, areas)}
+    one = max(found.values()) / counts.max()
+    assert found == {place: pytest.approx(one * n) for place, n in np.ndenumerate(counts) if n}
 
 
 def test_the_time_of_training_is_shown_by_device_where_there_are_several(tmp_path):
