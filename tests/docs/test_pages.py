@@ -37,8 +37,8 @@ def test_every_key_has_its_type_default_unit_and_text():
         "auto or a float > 0 or null",
         "auto",
         "s",
-        "A client without a heartbeat counts as lost after this time; null: never; auto: 10 s, or "
-        "300 s for fednet-server at an address beyond loopback.",
+        "A client counts as lost after this time without a heartbeat, or bytes of a long message; "
+        "null: never; auto: 10 s, or 300 s for fednet-server at an address beyond loopback.",
     )
     assert {"link.per_client.IDS.up_mbps", "faults.schedule[i].round", "evaluate.global"} <= {
         *found
