@@ -492,7 +492,8 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     assert done[:2] == [("sent", last), ("bound", again.conn)]
 
 
-def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_once(tmp_path):
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_task_that_is_taken_back_at_once_is_in_a_row_unless_it_could_not_leave(tmp_path, gone):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
     both.phase(10)
@@ -500,11 +501,13 @@ def test_a_task_that_could_not_leave_is_in_no_row_though_it_is_taken_back_at_onc
     io = both.io
     before = len(both.rows)
     key = m.Key(2, 0, 0, 0)
-    both.client_transport.close()
+    if gone:
+        both.client_transport.close()
     size = [m.Field("x", "state", 3, 3)]
     task = m.Task(run="run", inc=1, key=key, form=size, size=3)
     io.act([Send(last, task, Body([b"abc"])), ClosePayload(last, "down", key, "lost")])
-    assert both.rows[before:] == []
+    found = [(r["type"], r["client"], r["reason"]) for r in both.rows[before:]]
+    assert found == ([] if gone else [("task", 0, "lost")])
     assert (last, "down", "task", key) not in open_accounts(both.link.journal)
 
 
