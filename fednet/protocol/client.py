@@ -123,7 +123,7 @@ class HeldTask(msgspec.Struct, eq=False):
     shared: bool = False
     """`body` is the equal payload of another task, so what comes is not kept."""
     earlier: bool = False
-    """An earlier server process asked for it."""
+    """An earlier server process asked for it: its reply waits until this one does."""
     reply: m.Reply | None = None
     """Until all of it is sent."""
     reply_body: Body = NOTHING
@@ -388,7 +388,6 @@ class ClientProtocol:
         elif welcome.inc != self.inc:  # what this server asks for again is not done again
             for held in self._tasks.values():
                 held.earlier = True
-                held.announced = held.reply is not None
         self._change(ClientEvent.WELCOME)
         self.join = msgspec.structs.replace(self.join, session=welcome.session)
         self.beat_s = welcome.beat_s
@@ -428,7 +427,6 @@ class ClientProtocol:
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
-                held.announced = False
                 self._out.append(ClosePayload("down", key))
                 self._announce(held)
                 return
@@ -557,9 +555,11 @@ class ClientProtocol:
 
     # -- a task is answered ------------------------------------------------------------------------
     def _announce(self, held: HeldTask) -> None:
-        """Announces the reply, if the server does not know of it; a small one is sent with it."""
+        """Announces the reply, if the server asked for it and does not know of it; a small one is
+        sent with it.
+        """
         reply = held.reply
-        if reply is None or held.announced:
+        if reply is None or held.announced or held.earlier:
             return
         held.announced = True
         if (reply.run, reply.inc) != (self.run, self.inc):  # the server was restarted meanwhile

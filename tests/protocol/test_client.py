@@ -124,6 +124,22 @@ def test_a_reply_waits_until_a_restarted_server_asks_for_its_task_and_is_sent_in
     assert [x.index for x in sent(pull(c, 0, 2, inc=2))] == [0, 1]
 
 
+@pytest.mark.parametrize("size", [3, 2 * m.PART])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_reply_that_is_done_before_a_restarted_server_asks_for_its_task_waits_for_that(size, cut):
+    """Also over its next connection. The task is not done a second time."""
+    c = restarted()
+    assert sent(c.finish(reply(size))) == []
+    if cut:
+        c.closed()
+        c.opened(3.0)
+        again = msgspec.structs.replace(WELCOME, inc=2)
+        assert [type(x) for x in sent(c.received(again, None, 3.0))] == [m.Ready]
+    out = c.received(task(3, inc=2), Body([bytes(3)]), 3.0)
+    assert [(x.inc, x.key) for x in sent(out)] == [(2, key())]
+    assert not any(isinstance(i, DoTask) for i in out)
+
+
 def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_opened():
     c = working()
     c.finish(reply(2 * m.PART))
@@ -135,6 +151,12 @@ def test_a_connection_of_whose_end_nothing_was_heard_is_over_when_the_next_is_op
     assert [x.key for x in sent(give(c, coming, None))] == [
         key(1)
     ]  # it is asked for from its start
+
+
+def test_a_reply_without_payload_is_one_frame():
+    c = working()
+    answers = reply(0)
+    assert c.finish(answers) == [Send(answers[0][0]), ClosePayload("up", key())]
 
 
 def test_parts_of_a_reply_are_sent_only_once_it_is_announced():
