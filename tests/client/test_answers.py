@@ -40,16 +40,35 @@ class Served:
         self.loop = ClientLoop(
             ClientProtocol(m.Join(worker="w", ids=[0])),
             network.client(),
-            lambda loop, welcome: Prepared([Echo()], "L", {0: 8}),  # type: ignore[list-item]
+            self.prepared,
             curve=False,
             inline=True,
             faults=True,
         )
         self.heard: list[tuple[m.Message, Body | None]] = []
         self.step()
-        self.say(m.Welcome(session="s", name="n", config="c", ids=[0], beat_s=1000.0, **RUN))
-        while not any(isinstance(message, m.Ready) for message, _ in self.heard):
+        self.welcome("8")
+
+    def prepared(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
+        """The configuration is the number of samples."""
+        return Prepared([Echo()], "L", {0: int(welcome.config)})  # type: ignore[list-item]
+
+    def welcome(self, config: str) -> None:
+        """Lets it in, and waits until it is ready."""
+        before = self.readies()
+        self.say(m.Welcome(session="s", name="n", config=config, ids=[0], beat_s=1000.0, **RUN))
+        while self.readies() == before:
             self.step()
+
+    def readies(self) -> int:
+        return sum(isinstance(message, m.Ready) for message, _ in self.heard)
+
+    def end(self) -> list[str]:
+        """Ends the run; returns what the process says."""
+        self.say(m.End(over=True, **RUN))
+        said: list[str] = []
+        self.loop.run(said.append)
+        return said
 
     def say(self, message: m.Message, body: bytes | None = None) -> None:
         self.transport.send(self.conn, [encode(message), *([] if body is None else [body])])
@@ -106,8 +125,17 @@ def test_an_answer_that_nobody_wants_any_more_does_not_make_its_round_longer(mon
     second = 109.0
     served.say(m.Cancel(key=again, **RUN))
     assert served.answers() == [b"one"]
-    served.say(m.End(over=True, **RUN))
-    said: list[str] = []
-    served.loop.run(said.append)
-    (sentence,) = said
+    (sentence,) = served.end()
     assert "trained client 0 on 8 samples in 2.0 s" in sentence
+
+
+def test_a_process_counts_the_samples_of_the_configuration_that_it_works_by() -> None:
+    """A resumed run may have another one."""
+    served = Served()
+    served.loop.transport.reconnect()
+    served.step()
+    served.welcome("16")
+    served.give(b"one")
+    assert served.answers() == [b"one"]
+    (sentence,) = served.end()
+    assert "trained client 0 on 16 samples in" in sentence

@@ -23,7 +23,7 @@ from fednet.records import mb
 from fednet.transport import keys
 from fednet.transport.inproc import Inproc
 from fednet.wire import messages as m
-from fednet.wire.body import Body
+from fednet.wire.body import NOTHING, Body
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import site, told
 from tests.processes import Federation
@@ -185,3 +185,20 @@ def test_the_line_of_a_round_keeps_no_payload_of_its_replies():
     lines.over()
     assert "round 1: trained client 7 on 60 samples" in said[0]
     assert said[0].endswith("sent 2.00 MB")
+
+
+def test_the_line_of_a_round_says_who_trained_and_else_who_answered():
+    """Clients train in the second exchange."""
+    lines = RoundLines()
+    said = []
+    lines.say = said.append
+    lines.main_exchange = 1
+    lines.samples = {7: 60, 8: 40}
+    for round, phases in ((1, (0,)), (2, (0, 1))):
+        for phase in phases:
+            keys = [m.Key(round, phase, 0, client) for client in (7, 8)[phase:]]
+            lines.began(keys[0])
+            lines.add_answers([(m.Reply(key=key, form=[], size=0), NOTHING) for key in keys])
+        lines.over()
+    assert "round 1: answered for clients 7-8 in" in said[0]
+    assert "round 2: trained client 8 on 40 samples in" in said[1]

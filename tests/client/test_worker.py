@@ -72,6 +72,17 @@ def test_a_damaged_payload_is_refused_though_the_same_came_whole_before(tmp_path
     assert failed.again
 
 
+def test_a_form_that_is_not_the_methods_is_refused_though_the_same_bytes_came_before(tmp_path, exp):  # noqa: F811
+    with asked(exp, tmp_path) as server:
+        server.listen(lambda: server.said(m.Reply))
+        message, body = task(exp, m.Key(2, 0, 0, 0))
+        form = [msgspec.structs.replace(field, kind="statistics") for field in message.form]
+        server.say(msgspec.structs.replace(message, form=form), body)
+        server.listen(lambda: server.said(m.Failed))
+    (failed,) = server.said(m.Failed)
+    assert failed.key == m.Key(2, 0, 0, 0)
+
+
 def test_a_task_that_enrols_a_client_of_a_method_without_enrolments_is_refused(tmp_path, exp):  # noqa: F811
     message, body = task(exp, m.Key(1, 0, 0, 0))
     enrols = msgspec.structs.replace(message, enrol=1)
