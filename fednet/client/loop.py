@@ -208,7 +208,7 @@ class ClientLoop:
         most: int = 1,  # tasks that may ever run at once on a device
     ) -> None:
         self.protocol = protocol
-        protocol.taken = self._taken
+        protocol.bytes_read = self._bytes_read
         self.transport = transport
         self.prepared: Prepared | None = None
         self.ended: m.End | m.Refuse | m.Standing | None = None
@@ -395,8 +395,8 @@ class ClientLoop:
             self._handle_tasks()
             self._handle([(message, body, frames)])
 
-    def _taken(self) -> int:
-        return self.transport.taken()  # of now: an emulated link may have been put before it
+    def _bytes_read(self) -> int:
+        return self.transport.bytes_read()  # of now: an emulated link may have been put before it
 
     def _handle_tasks(self) -> None:
         """Handles the tasks that were read."""

@@ -62,9 +62,8 @@ class Book:
         self.waiting: dict[Key, list[Account]] = {}
         # Tasks of `waiting` that an earlier server sent and that have no reply here yet.
         self.inherited: set[Key] = set()
-        self.accepted: dict[
-            AnyAttempt, Accepted
-        ] = {}  # replies on disk that a later server may use
+        # Replies on disk that a later server may use.
+        self.accepted: dict[AnyAttempt, Accepted] = {}
         # By task, accounts whose rows are written as useful: if a later server goes on from a
         # checkpoint before, their round is done again, and the same bytes are useful again.
         self.useful: dict[Key, list[Account]] = {}
@@ -72,8 +71,8 @@ class Book:
         # Bytes that crossed to or from this process.
         self.crossed: dict[str, int] = {"up": 0, "down": 0}
         # By round, what is in no round's record yet.
-        self.untaken = defaultdict[int, Tally](Tally)
-        self.taken = Tally()  # what `Over` took last
+        self.unrecorded = defaultdict[int, Tally](Tally)
+        self.recorded = Tally()  # by the last `Over`
         # Of payloads whose parts follow, by the name of their account; a later process needs none.
         self.forms: dict[Name, Sequence[Field]] = {}
         self._by_round = by_round  # whether there are records of rounds
@@ -210,7 +209,7 @@ class Book:
         for a in waiting:
             useful = not reason and not (last and a.incarnation < last.get(_way(a), 0))
             if a.written and useful:  # in no round's record yet
-                add_kinds(self.untaken[a.round].useful[a.direction], a.kinds)
+                add_kinds(self.unrecorded[a.round].useful[a.direction], a.kinds)
             elif not a.written:
                 why = "" if useful else reason or "sent again"
                 stale = None
@@ -243,12 +242,12 @@ class Book:
         for key in sorted(_keys_over(self.inherited, e)):
             closed += self._close_waiting(key, ENDED)
         self._add_to_sums(closed)
-        self.taken = Tally()
-        for round in [r for r in self.untaken if r <= e.round]:
-            tally = self.untaken.pop(round)
+        self.recorded = Tally()
+        for round in [r for r in self.unrecorded if r <= e.round]:
+            tally = self.unrecorded.pop(round)
             for direction, nbytes in tally.spent.items():
-                self.taken.spent[direction] += nbytes
-                add_kinds(self.taken.useful[direction], tally.useful[direction])
+                self.recorded.spent[direction] += nbytes
+                add_kinds(self.recorded.useful[direction], tally.useful[direction])
         return closed
 
     def _forgotten(self, e: Forgotten) -> Sequence[ClosedAccount]:
@@ -293,8 +292,8 @@ class Book:
         if e.round is not None:
             # What an earlier process spent since its checkpoint is taken with the next round.
             spent = {way: self.totals[way] - e.totals.get(way, 0) for way in ("up", "down")}
-            self.untaken.clear()
-            self.untaken[0] = Tally(spent=spent)
+            self.unrecorded.clear()
+            self.unrecorded[0] = Tally(spent=spent)
         return closed
 
     def _welcomed(self, e: Welcomed) -> Sequence[ClosedAccount]:
@@ -314,7 +313,7 @@ class Book:
             accepted=list(self.accepted.values()),
             totals=self.totals,
             crossed=self.crossed,
-            untaken=list(self.untaken.items()),
+            unrecorded=list(self.unrecorded.items()),
         )
 
     def _snapshot(self, e: Snapshot) -> Sequence[ClosedAccount]:
@@ -328,8 +327,8 @@ class Book:
         self.accepted = {without_attempt(accepted.message.key): accepted for accepted in e.accepted}
         self.totals = dict(e.totals)
         self.crossed = dict(e.crossed)
-        self.untaken.clear()
-        self.untaken.update(e.untaken)
+        self.unrecorded.clear()
+        self.unrecorded.update(e.unrecorded)
         return ()
 
     # -- rows --------------------------------------------------------------------------------------
@@ -339,7 +338,7 @@ class Book:
             a = one.account
             self.totals[a.direction] += one.nbytes
             if self._by_round:
-                tally = self.untaken[one.round]
+                tally = self.unrecorded[one.round]
                 tally.spent[a.direction] += one.nbytes
                 if one.useful and a.purpose == "train":
                     add_kinds(tally.useful[a.direction], a.kinds)

@@ -219,7 +219,7 @@ class Snapshot(Base, tag=12):
     accepted: list[Accepted] = []
     totals: dict[str, int] = {}
     crossed: dict[str, int] = {}
-    untaken: list[tuple[int, Tally]] = []
+    unrecorded: list[tuple[int, Tally]] = []
 
 
 Event = (

@@ -156,8 +156,8 @@ class ClientProtocol:
     """A task of a later round does not end other clients' tasks."""
     largest: Callable[[Key], int] = lambda key: UNBOUNDED
     """Returns the most bytes of a task's payload that the run declares."""
-    taken: Callable[[], int] = lambda: 0
-    """Returns the bytes that were read of the connection, see `ClientTransport.taken`."""
+    bytes_read: Callable[[], int] = lambda: 0
+    """Returns the bytes that were read of the connection, see `ClientTransport.bytes_read`."""
 
     state: ClientState = ClientState.AWAY
     run: str = ""
@@ -261,7 +261,7 @@ class ClientProtocol:
             return self._take_instructions()
         most = SILENCE * self.beat_s
         if self.state in CONNECTED and now - self._heard > most / 2:
-            silent = self._silence.is_over(self._heard, now, most, self.taken)
+            silent = self._silence.is_too_long(self._heard, now, most, self.bytes_read)
             if now - self._heard > most:
                 self._heard = now
             if silent:

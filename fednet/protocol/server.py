@@ -102,8 +102,8 @@ class ServerProtocol:
         rules: Rules | None = None,  # until a phase gives its own
         part: int = m.PART,  # bytes of a payload's parts, but the last
         class_names: str = "",
-        # bytes that were read of a connection, see `ServerTransport.taken`
-        taken: Callable[[bytes], int] = lambda conn: 0,
+        # bytes that were read of a connection, see `ServerTransport.bytes_read`
+        bytes_read: Callable[[bytes], int] = lambda conn: 0,
         # how many clients there may be, where more may join the run while it goes on
         most_clients: int | None = None,
         round: int = 0,  # the last that earlier servers of the run completed
@@ -129,7 +129,7 @@ class ServerProtocol:
         self._welcome = welcome
         self._key_refusal = key_refusal
         self._declared = declared
-        self._taken = taken
+        self._bytes_read = bytes_read
         self._alive = m.Alive(run=run, inc=incarnation)
         self._files = dict(files or {})
         self._layout = layout
@@ -423,8 +423,8 @@ class ServerProtocol:
 
     def _is_silent(self, worker: ClientProcess, most: float) -> bool:
         """Whether nothing has come of it for `most` seconds. Bytes that came count as a message."""
-        taken = partial(self._taken, worker.conn or b"")
-        if worker.silence.is_over(worker.heard, self.now, most, taken):
+        bytes_read = partial(self._bytes_read, worker.conn or b"")
+        if worker.silence.is_too_long(worker.heard, self.now, most, bytes_read):
             return True
         if self.now - worker.heard > most:
             worker.heard = self.now

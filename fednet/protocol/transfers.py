@@ -79,16 +79,18 @@ class Silence(msgspec.Struct):
     count: int = 0
     """Bytes that had come of it then."""
 
-    def is_over(self, heard: float, now: float, most: float, taken: Callable[[], int]) -> bool:
+    def is_too_long(
+        self, heard: float, now: float, most: float, bytes_read: Callable[[], int]
+    ) -> bool:
         """Whether nothing has come of a peer for more than `most` seconds: no message since
-        `heard`, and no byte in the second half of the time. taken(): bytes that have come of it.
+        `heard`, and no byte in the second half of the time. bytes_read(): of its connection.
         """
         if now - heard <= most / 2:
             return False
         if self.heard != heard:
             self.heard = heard
-            self.count = taken()
-        return now - heard > most and taken() <= self.count
+            self.count = bytes_read()
+        return now - heard > most and bytes_read() <= self.count
 
 
 class Sending(msgspec.Struct):

@@ -230,7 +230,7 @@ class Clients:
         """
         with self.io as io:
             io.journal.note(Over(round, sorted(under_way)))
-            return io.journal.book.taken
+            return io.journal.book.recorded
 
     def record_heartbeats(self, round: int) -> None:
         """Writes a row of `wire.jsonl` for those of a round, each way."""
@@ -334,7 +334,7 @@ def make_protocol(experiment: Experiment, records: Records, endpoint: Endpoint) 
         no_key=(lambda client: "") if keyring is None else keyring.lacking,
         declared=form_check(experiment),
         rules=patience(config, endpoint.pump is not None, endpoint.over_network),
-        taken=endpoint.transport.taken,
+        bytes_read=endpoint.transport.bytes_read,
         class_names=class_names(config.data) if config.data.dataset == "site" else "",
         most_clients=config.round.open if endpoint.external_clients else None,
         round=0 if records.resumed is None else records.resumed.progress.round,

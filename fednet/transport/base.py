@@ -115,7 +115,7 @@ class ServerTransport(Protocol):
         """The address at the other end, HOST:PORT."""
         ...
 
-    def taken(self, conn: bytes) -> int:
+    def bytes_read(self, conn: bytes) -> int:
         """Bytes that have been read of the connection so far, with those of a message that is not
         whole yet; 0 where no kernel is involved.
         """
@@ -166,8 +166,8 @@ class ClientTransport(Protocol):
         """
         ...
 
-    def taken(self) -> int:
-        """Bytes that have been read of the connection that stands, see `ServerTransport.taken`."""
+    def bytes_read(self) -> int:
+        """Of the connection that there is, see `ServerTransport.bytes_read`."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...

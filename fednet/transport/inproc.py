@@ -107,7 +107,7 @@ class InprocServer:
     def peer(self, conn: bytes) -> str:
         return "inproc:0"
 
-    def taken(self, conn: bytes) -> int:
+    def bytes_read(self, conn: bytes) -> int:
         return 0
 
     def vouch(self, conn: bytes) -> None:
@@ -158,7 +158,7 @@ class InprocClient:
         self._network._disconnect(self)
         self._network._connect(self)
 
-    def taken(self) -> int:
+    def bytes_read(self) -> int:
         return 0
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:

@@ -101,7 +101,7 @@ class KernelSocket:
             pass  # it has ended: the last counts are kept
         return self._last
 
-    def taken(self) -> int:
+    def bytes_read(self) -> int:
         """Returns the bytes that have come and do not wait in the kernel any more: a libzmq that
         reads no further takes none. 0 where the kernel does not count.
         """

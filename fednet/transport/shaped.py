@@ -132,8 +132,8 @@ class ShapedClient:
         self._open = False
         self.inner.reconnect(address)
 
-    def taken(self) -> int:
-        return self.inner.taken()
+    def bytes_read(self) -> int:
+        return self.inner.bytes_read()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return self.inner.traffic()

@@ -72,7 +72,7 @@ def write(run: Path, rounds: int, clients: int) -> float:
         journal.note(Over(round))
         journal.note(Forgotten(round))
         taken += time.process_time() - begun
-        return journal.book.taken.spent
+        return journal.book.recorded.spent
 
     accuracy = [None] * (rounds - 1) + [0.8]
     sizes = {"rounds": rounds, "clients": clients, "share": 1.0}

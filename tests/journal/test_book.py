@@ -107,17 +107,17 @@ def test_the_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next
 
     book, _ = fold([e for r, n in ((0, 7), (1, 100), (2, 1000)) for e in spent("up", r, n)])
     fold([Over(1)], book)
-    assert book.taken.spent == {"up": 107, "down": 0}
+    assert book.recorded.spent == {"up": 107, "down": 0}
     fold([*spent("down", 1, 5), Over(2)], book)  # one of round 1 was late
-    assert book.taken.spent == {"up": 1000, "down": 5}
+    assert book.recorded.spent == {"up": 1000, "down": 5}
     fold([Over(2)], book)
-    assert book.taken.spent == {"up": 0, "down": 0}
+    assert book.recorded.spent == {"up": 0, "down": 0}
 
 
 def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round() -> None:
     made = crossed(*REPLY, 10)
     book, rows = fold([made, AccountsClosed(made.names, useful=True)], Book(by_round=False))
-    assert (len(rows), book.untaken) == (1, {})
+    assert (len(rows), book.unrecorded) == (1, {})
 
 
 def test_useless_bytes_are_spent_all_the_same_and_an_account_is_settled_once() -> None:
@@ -125,7 +125,7 @@ def test_useless_bytes_are_spent_all_the_same_and_an_account_is_settled_once() -
     book, rows = fold([made, *2 * [AccountsClosed(made.names, reason="deadline")], Over(2)])
     assert [(row["useful"], row["reason"]) for row in rows] == [(False, "deadline")]
     assert book.totals == {"up": 0, "down": 11}
-    assert book.taken.useful == {"up": {}, "down": {}}
+    assert book.recorded.useful == {"up": {}, "down": {}}
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -240,7 +240,7 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
     assert all(r.get("staleness") == (3 if r["type"] == "reply" else None) for r in rows)
     assert fold([useful(KEY)], book)[1] == []  # once
     fold([Over(2)], book)
-    found = book.taken.useful
+    found = book.recorded.useful
     assert {way: sum(kinds.values()) for way, kinds in found.items()} == nbytes
     assert (book.open_accounts, book.waiting) == ({}, {})
 
@@ -251,9 +251,9 @@ def test_what_is_of_use_again_is_in_the_record_of_its_own_round() -> None:
     replied: list[Event] = [crossed(*TASK, 100, key=next_round), accepted(next_round)]
     events = [Started(1, 1), *replied, useful(next_round), Started(2, 1), useful(next_round)]
     book, _ = fold([*events, Over(2)])
-    assert book.taken.useful == {"up": {}, "down": {}}
+    assert book.recorded.useful == {"up": {}, "down": {}}
     fold([Over(3)], book)
-    assert book.taken.useful == {"up": {}, "down": {"state": 100}}
+    assert book.recorded.useful == {"up": {}, "down": {"state": 100}}
 
 
 def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_it_in_time() -> None:
@@ -261,7 +261,7 @@ def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_i
     late: list[Event] = [Verdict([(KEY, "left out", None)])]
     book, rows = fold([Started(1, 1), *REPLIED, *late, Started(2, 1), useful(KEY), Over(2)])
     assert [(r["type"], r["useful"]) for r in rows] == [("task", False), ("reply", False)]
-    assert book.taken.useful == {"up": {}, "down": {}}
+    assert book.recorded.useful == {"up": {}, "down": {}}
 
 
 def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_arrived() -> None:
@@ -377,7 +377,7 @@ def test_what_the_records_of_rounds_take_is_what_the_rows_have(events: list[Even
     for e in [*events, Over(1 << 40)]:
         rows += book.apply(e)
         if isinstance(e, Over):
-            taken.update(book.taken.spent)
+            taken.update(book.recorded.spent)
     assert +taken == booked(rows)
 
 

@@ -518,7 +518,7 @@ def test_silent_server_is_left():
 
 def test_a_server_whose_message_is_still_coming_is_not_left():
     came = [500]
-    c = ready(taken=lambda: came[0])
+    c = ready(bytes_read=lambda: came[0])
     c.tick(SILENCE / 2 + 0.1)
     came[0] += 1
     assert Reconnect() not in c.tick(SILENCE + 0.1)

@@ -652,7 +652,7 @@ def test_silent_worker_is_called_off_its_clients_are_lost_at_once_and_it_works_w
 
 def test_a_worker_whose_message_is_still_coming_is_not_silent():
     came = {b"1": 500, b"2": 500}
-    s = server(taken=came.get)
+    s = server(bytes_read=came.get)
     ready(s, b"1", "w", [0])
     ready(s, b"2", "v", [1])
     s.begin(1, 0, "train", [spec(0), spec(1)], Rules(closed=None, silent=10.0), 0.0)

@@ -419,11 +419,11 @@ def test_bytes_of_a_message_that_is_not_whole_yet_are_seen(pair):
         stranger.sendall(b"\x00\x02hi")
         seen = pump(pair.server, until=lambda seen: of(seen, Received))
         conn = of(seen, Received)[0].conn
-        before = pair.server.taken(conn)
+        before = pair.server.bytes_read(conn)
         assert before == len(greeting()) + 4
         stranger.sendall(b"\x02" + (2**20).to_bytes(8, "big") + bytes(5000))
         until = time.monotonic() + LIMIT_S
-        while pair.server.taken(conn) < before + 5009:
+        while pair.server.bytes_read(conn) < before + 5009:
             assert time.monotonic() < until
             assert pair.server.poll(0.01) == []
 

@@ -164,8 +164,8 @@ class ZmqClient:
         self._refusal = ""
         self._connect_again()
 
-    def taken(self) -> int:
-        return 0 if self._kernel is None else self._kernel[1].taken()
+    def bytes_read(self) -> int:
+        return 0 if self._kernel is None else self._kernel[1].bytes_read()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)

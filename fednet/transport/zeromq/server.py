@@ -310,9 +310,9 @@ class ZmqServer:
         link = self._by_routing_id.get(conn)
         return link.peer() if link is not None else "unknown"
 
-    def taken(self, conn: bytes) -> int:
+    def bytes_read(self, conn: bytes) -> int:
         link = self._by_routing_id.get(conn)
-        return link.kernel.taken() if link is not None and link.kernel is not None else 0
+        return link.kernel.bytes_read() if link is not None and link.kernel is not None else 0
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)
