@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fednet import config
 from fednet.data import ahead
@@ -58,12 +59,24 @@ def taken(*sets: str, other: str = "") -> str:
     return done.stdout.strip()
 
 
-def test_the_samples_are_those_that_this_process_would_have_made():
-    settings = config.load(None, SETS)
+def of_images(folder: Path) -> tuple[str, ...]:
+    """What a configuration says of 42 images of three classes, which it makes there."""
+    pixels = np.random.default_rng(0).integers(0, 256, (42, 8, 8), np.uint8)
+    for number, image in enumerate(pixels):
+        place = folder / "train" / str(number % 3)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number:02}.png")
+    return ("data.dataset=folder", f"data.path={folder}", "data.grey=true", "data.test_share=0.5")
+
+
+@pytest.mark.parametrize("which", ["made", "read"])
+def test_the_samples_are_those_that_this_process_would_have_had(tmp_path, which):
+    sets = SETS if which == "made" else of_images(tmp_path)
+    settings = config.load(None, sets)
     data = load(settings.data, None, settings.seed)
     x, y = (np.asarray(part) for part in data.train)
-    assert x.shape == (40, 1, 8, 8)
-    assert taken(*SETS) == hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    assert x.shape == (40 if which == "made" else 21, 1, 8, 8)
+    assert taken(*sets) == hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 
 from fednet import capacity
-from fednet.data.base import Data
-from fednet.data.raw import absent, channel_statistics
+from fednet.data.raw import Raw, absent, channel_statistics
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.places import expand_home
 from fednet.plain import part_of
@@ -50,7 +48,7 @@ def folder(
     std: Annotated[
         list[float] | None, "Standard deviation of each channel, in 0..1; null: computed."
     ] = None,
-) -> Data:
+) -> Raw:
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
     Tiny-ImageNet has it; or <class>/*.png alone. Images have at most 8 bits per channel.
     """
@@ -97,10 +95,10 @@ def folder(
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)
     if mean is None or std is None:
-        mean, std = (list(v) for v in channel_statistics(x.numpy()))
-    return Data(
+        mean, std = (list(v) for v in channel_statistics(x))
+    return Raw(
         train=(x, y),
-        test=_pixels(test, sides, grey) if test else None,  # type: ignore[arg-type]
+        test=_pixels(test, sides, grey) if test else None,
         classes=len(names),
         mean=tuple(mean),
         std=tuple(std),
@@ -110,7 +108,7 @@ def folder(
 
 
 @dataset("tiny-imagenet")
-def tiny_imagenet(root: Path) -> Data:
+def tiny_imagenet(root: Path) -> Raw:
     """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by
     hand in `data.root`.
     """
@@ -221,7 +219,7 @@ def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, L
 
 def _pixels(
     images: Labelled, size: tuple[int, ...] | None, grey: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (n, c, h, w) uint8 and (n,) int64. size: (h, w) that images are resized to; None: all
     must have the size of the first.
     """
@@ -242,7 +240,7 @@ def _pixels(
 
     with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
         list(pool.map(decode, range(len(images))))
-    return torch.from_numpy(x), torch.tensor([c for _, c in images])
+    return x, np.array([c for _, c in images])
 
 
 def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:
