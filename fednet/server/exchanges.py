@@ -37,7 +37,7 @@ from fednet.server.decoding import evaluation_in
 from fednet.server.faults import drops
 from fednet.server.faulty_protocol import FaultySpec
 from fednet.server.inbox import ReceivedReply
-from fednet.server.open_round import OpenExchange, RunState
+from fednet.server.open_round import Broadcast, OpenExchange, RunState
 from fednet.server.records import Records
 from fednet.server.schedule import Cohort
 from fednet.server.setup import Setup
@@ -52,7 +52,7 @@ from fednet.server.sources import (
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count
 from fednet.wire.body import Body
-from fednet.wire.codec import Compression, Encoded, cut
+from fednet.wire.codec import Compression, cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Fault, Key
 from fednet.wire.payload import weights_of
@@ -144,7 +144,7 @@ class Exchanges:
             spec.state = before.states.get(client, "")
             spec.keep = self.records.durable.get(client, "")
         asked = exchange.asked[client] = AskedClient(spec, exchange.at)
-        encoded, spec.check = self._encoded(exchange, client)
+        _, encoded, spec.check = self._broadcast(exchange, client)
         spec.form = encoded.form
         spec.body = encoded.body
         training = exchange.purpose == "train"
@@ -168,23 +168,23 @@ class Exchanges:
             self._may_lack_base(exchange, spec)
         return asked
 
-    def _encoded(self, exchange: OpenExchange, client: int) -> tuple[Encoded, bytes]:
-        """What a client is sent, and its digest."""
+    def _broadcast(self, exchange: OpenExchange, client: int) -> Broadcast:
+        """What a client is sent; encodes it, unless the client asked before it got the same."""
         exp = self.experiment
         method = self.method
         index = exchange.index
         last = exchange.last
         if last is not None and exchange.purpose == "evaluate":
-            return last[1:]
+            return last
         if last is not None and type(method).broadcast is Algorithm.broadcast:
-            down = last[0]  # it sends the same to each client
+            down = last.down  # it sends the same to each client
         else:
             down = method.broadcast(exchange.before.server, index, client)
         # Where bytes depend on what a client remembers, each has its own.
         if last is not None and not exp.down.shared:
             values = vars(down).values()
-            if down is last[0] or all(map(operator.is_, vars(last[0]).values(), values)):
-                return last[1:]
+            if down is last.down or all(map(operator.is_, vars(last.down).values(), values)):
+                return last
         how = Compression(
             lambda name: seeds.rng(
                 self.config.seed, f"compress/down/{index}/{name}", exchange.round
@@ -195,9 +195,8 @@ class Exchanges:
             exchange.cache,
         )
         encoded = exp.down.encode(down, how)
-        check = encoded.body.digest()
-        exchange.last = down, encoded, check
-        return encoded, check
+        exchange.last = Broadcast(down, encoded, encoded.body.digest())
+        return exchange.last
 
     def _may_lack_base(self, exchange: OpenExchange, spec: FaultySpec) -> None:
         """A worker may say that it lacks the model that training starts from."""
@@ -510,7 +509,7 @@ class Exchanges:
         clients = tuple(evaluated_clients(self.config, round))
         index = len(self.method.exchanges)
         exchange = OpenExchange(round, index, "evaluate", clients, before, {}, time.monotonic())
-        exchange.last = (down, encoded, encoded.body.digest())
+        exchange.last = Broadcast(down, encoded, encoded.body.digest())
         exchange.evaluates = final
         exchange.schedule = Cohort(clients)
         for client in clients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -42,6 +43,15 @@ class RunState:
     """What each client replied last, where the clients are selected by it."""
 
 
+class Broadcast(NamedTuple):
+    """What the clients are sent that get the same."""
+
+    down: Payload
+    encoded: Encoded
+    check: bytes
+    """The digest of its body."""
+
+
 @dataclass
 class OpenExchange:
     """An exchange with its clients: tasks that went out, and replies that came."""
@@ -75,7 +85,7 @@ class OpenExchange:
     """Of whom it is on record that they were dropped."""
     added_up: int = 0
     """Clients of the cohort, from the first on, whose replies have been added up or left out."""
-    last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
+    last: Broadcast | None = None  # what was encoded last
     cache: Cache = field(default_factory=dict)
     based: dict[bytes, FaultySpec] = field(default_factory=dict)  # see `with_base`
 
