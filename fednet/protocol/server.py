@@ -877,7 +877,7 @@ class ServerProtocol:
     def _hand(self, t: TrackedTask, worker: ClientProcess) -> None:
         assert worker.conn is not None
         spec = t.spec
-        client = t.spec.client
+        client = spec.client
         self._change(t, TaskEvent.ASSIGNED)
         t.worker = worker.name
         t.conn = worker.conn

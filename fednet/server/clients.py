@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fednet import loading
@@ -171,12 +171,6 @@ class Clients:
         """The reply turned out to be unusable: the next server asks for it again."""
         with self.io as io:
             io.inbox.withdraw(key)
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Inside, nothing is taken in."""
-        with self.io:
-            yield
 
     # -- who is there ------------------------------------------------------------------------------
     def clients_wanted(self) -> int:

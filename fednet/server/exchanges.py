@@ -391,7 +391,7 @@ class Exchanges:
         """
         if not reason.startswith(STATE_LOST) or self.config.round.state_lost != "restart":
             return False
-        with self.clients.pause():  # replies are decoded with them
+        with self.clients.io:  # nothing comes in meanwhile: replies are decoded with them
             for name in [n for n in residuals if n.startswith(f"client {client}/")]:
                 del residuals[name]
         reason = reason.removeprefix(STATE_LOST)

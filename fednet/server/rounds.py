@@ -48,7 +48,6 @@ from fednet.server.sources import POLL_S, ScheduleEvent, Source
 from fednet.server.tracking import Trackers
 from fednet.server.watch import ServerOptions
 from fednet.wire.messages import clean
-from fednet.wire.payload import LocalRun
 
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
@@ -365,7 +364,11 @@ class Rounds:
         if not self.method.exchanges[exchange.index].summation.known:
             self._blame(round.number, aggregation.left_out | host.blamed)
         predict(self.setup.experiment, exchange, round.predicted)
-        self._add_outcomes(round, aggregation.runs)
+        round.runs |= aggregation.runs
+        round.dropped |= exchange.dropped
+        if exchange.restarted:
+            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
+        record.completed_by_phase = [*record.completed_by_phase, sorted(exchange.done)]
         if server is None:
             # A void round changes nothing: its clients go back to their states before it, and the
             # residuals of its broadcast go with them.
@@ -396,18 +399,6 @@ class Rounds:
                 self.setup.host.warn(
                     f"client {client} broke the protocol of secure aggregation: {why}"
                 )
-
-    def _add_outcomes(self, round: OpenRound, runs: Mapping[int, LocalRun]) -> None:
-        """Adds to a round who completed its open exchange, and what became of the others. runs: of
-        the replies that counted.
-        """
-        exchange = round.exchange
-        record = round.record
-        round.runs |= runs
-        round.dropped |= exchange.dropped
-        if exchange.restarted:
-            record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
-        record.completed_by_phase = [*record.completed_by_phase, sorted(exchange.done)]
 
     def _state_after(self, round: OpenRound, server: State) -> RunState:
         """The state of the run after the open exchange. server: the method's next state. What
