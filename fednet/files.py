@@ -67,12 +67,16 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     """Returns what is in a folder under names of that pattern; nothing if there is no such folder.
     (From Python 3.13 on `Path.glob` leaves out in silence what it cannot read.)
     """
+    return [folder / name for name in list_names(folder) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def list_names(folder: Path) -> list[str]:
+    """Returns the names of all that is in a folder; nothing if there is no such folder."""
     try:
         with naming_file(folder):
-            names = reaching(lambda: os.listdir(folder))
+            return sorted(reaching(lambda: os.listdir(folder)))
     except FileNotFoundError:
         return []
-    return [folder / name for name in sorted(names) if fnmatch.fnmatchcase(name, pattern)]
 
 
 def remove_folder(folder: Path) -> None:

@@ -27,7 +27,7 @@ from fednet.algorithms.state import (
     write_state,
 )
 from fednet.errors import StateAbsent, StateError
-from fednet.files import list_folder
+from fednet.files import list_names
 from fednet.tensors import Tensors
 from fednet.wire.compressors.base import Memory
 
@@ -162,12 +162,13 @@ class ClientStore:
         gave this one up without its knowledge.
         """
         now = int(version.split("-")[0])
-        for path in list_folder(self._folder(client)):
-            found = _VERSION.fullmatch(path.name)
+        folder = self._folder(client)
+        for name in list_names(folder):
+            found = _VERSION.fullmatch(name)
             if found is None or int(found[2]) >= now:
                 continue
-            if path.name.startswith(".") or found[1] not in keep:
-                path.unlink(missing_ok=True)
+            if name.startswith(".") or found[1] not in keep:
+                (folder / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

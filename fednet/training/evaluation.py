@@ -56,11 +56,14 @@ class Counts:
 def drawing(model: object, device: torch.device) -> AbstractContextManager[None]:
     """Seeds torch's generator for a user's own model, which may draw even in eval mode: its
     evaluation is then the same in every process. torch's own modules draw nothing in eval mode.
+    model: a module, a scratch with one, or a function.
     """
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    if all(type(part).__module__.startswith(KNOWN) for part in parts):
-        return contextlib.nullcontext()
-    return seeds.scope(0, "evaluation", device=device)
+    if isinstance(model, Scratch):
+        known = model.known
+    else:
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        known = all(type(part).__module__.startswith(KNOWN) for part in parts)
+    return contextlib.nullcontext() if known else seeds.scope(0, "evaluation", device=device)
 
 
 @torch.no_grad()
@@ -74,7 +77,8 @@ def recalibrate(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -
     """Returns the whole model x with new statistics of its BatchNorm layers: the mean of the means
     and variances of the batches of `inputs`. All other layers are in eval mode.
     """
-    module = scratch.load(x).eval()
+    scratch.load(x)
+    module = scratch.in_eval_mode()
     norms = [
         (part, part.momentum)
         for part in module.modules()
@@ -86,7 +90,7 @@ def recalibrate(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -
         part.reset_running_stats()
         part.momentum = None  # a mean over all batches
         part.train()
-    with torch.no_grad(), drawing(module, scratch.device):
+    with torch.no_grad(), drawing(scratch, scratch.device):
         n = length(inputs)
         count = max(1, n // batch_size)  # a small rest joins the last batch
         for i in range(count):
@@ -109,15 +113,27 @@ def evaluate(
     model: a module, or a function from inputs to outputs (`Algorithm.personal_model`). task: see
     `fednet.training.tasks`. more: names of the counts that metrics need.
     """
+    if isinstance(model, nn.Module):
+        model.eval()
+    with drawing(model, data[1].device):
+        return counts_of(model, data, task, batch_size, more)
+
+
+def counts_of(
+    model: Callable[[Inputs], torch.Tensor],
+    data: tuple[Inputs, torch.Tensor],
+    task: LearningTask,
+    batch_size: int = 512,
+    more: Sequence[str] = (),
+) -> Counts:
+    """The same of a function, or of a module that is in eval mode, as it is."""
     x, y = data
     n = length(x)
     counted = 0
-    if isinstance(model, nn.Module):
-        model.eval()
     table: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] = {}
     total = torch.zeros((), dtype=torch.float64, device=y.device)
-    with torch.inference_mode(), drawing(model, y.device):
+    with torch.inference_mode():
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
             outputs = model(piece(x, start, end))

@@ -24,7 +24,7 @@ from fednet.data.augment import augment_with_targets as moved_together
 from fednet.data.base import Data
 from fednet.data.federation import Site
 from fednet.tensors import Inputs, Layout, Tensors, map_inputs
-from fednet.training.evaluation import Counts, drawing, evaluate, recalibrate
+from fednet.training.evaluation import Counts, counts_of, drawing, evaluate, recalibrate
 from fednet.training.loop import Descent, Hooks, Loss, Trained, autocast, descend
 from fednet.training.samples import piece
 from fednet.training.scratch import Scratch, may_draw
@@ -169,13 +169,16 @@ class ClientHost:
 
     def model(self, x: Tensors) -> nn.Module:
         """Returns a scratch module holding x (overwritten by the next call)."""
-        return self.scratch.load(self.complete(x)).eval()
+        self.scratch.load(self.complete(x))
+        return self.scratch.in_eval_mode()
 
     def frozen(self, x: Tensors) -> nn.Module:
         """Returns a further module of the same architecture holding x, in eval mode, without
         gradients.
         """
-        module = self._borrow_scratch().load(self.complete(x)).eval()
+        scratch = self._borrow_scratch()
+        scratch.load(self.complete(x))
+        module = scratch.in_eval_mode()
         for p in module.parameters():
             p.requires_grad_(False)
         return module
@@ -335,11 +338,14 @@ class ClientHost:
         """Evaluates weights, or a function from `Algorithm.personal_model`, on the client's test
         split or on given inputs.
         """
-        evaluated = self.model(model) if isinstance(model, Tensors) else model
+        data = data or self.test
+        task = self.setting.task
         size = self.setting.config.evaluate.batch_size
         more = tuple(self.setting.more)
-        with drawing(self.scratch.module, self.device):  # a function may call the module
-            return evaluate(evaluated, data or self.test, self.setting.task, size, more)
+        with drawing(self.scratch, self.device):  # a function may call the module
+            if isinstance(model, Tensors):
+                return counts_of(self.model(model), data, task, size, more)
+            return evaluate(model, data, task, size, more)
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:

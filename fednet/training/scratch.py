@@ -32,6 +32,7 @@ DRAWS = (
     nn.MultiheadAttention,
 )
 NEEDS_GRADIENT = operator.attrgetter("requires_grad")
+TRAINS = operator.attrgetter("training")
 # Modules written in these draw nothing unless they contain one of DRAWS.
 KNOWN = (
     "torch.nn.",
@@ -187,6 +188,14 @@ class Scratch:
             isinstance(part, _BatchNorm) and id(part) not in frozen for part, _ in self._parts
         )
         self.may_draw = any(may_draw(part) for part, _ in self._parts)
+        self._modules = [part for part, _ in self._parts]
+        kinds = set(map(type, self._modules))
+        # Whether no module of it is a user's own.
+        self.known = all(kind.__module__.startswith(KNOWN) for kind in kinds)
+        # Whether `eval` of the module sets the mode of its parts and does nothing else.
+        self._sets_modes = all(
+            (kind.train, kind.eval) == (nn.Module.train, nn.Module.eval) for kind in kinds
+        )
 
     def _place(self, vector: torch.Tensor) -> None:
         """Makes the parameters views of this vector."""
@@ -237,6 +246,14 @@ class Scratch:
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
         self._own.restore()
+        return self.module
+
+    def in_eval_mode(self) -> nn.Module:
+        """Returns the module, in eval mode. It mostly is: to set it calls each part several times,
+        which takes longer than to compute a small model.
+        """
+        if not self._sets_modes or any(map(TRAINS, self._modules)):
+            self.module.eval()
         return self.module
 
     def values(self, give_away: bool = False) -> Tensors:

@@ -213,3 +213,35 @@ def test_corrections_reach_the_right_elements(model):
     for parameter, view, flat in given:
         assert torch.equal(parameter, view)
         assert torch.equal(parameter.as_strided((parameter.numel(),), (1,)), flat)
+
+
+class Merging(nn.Linear):
+    """Does more than to set its mode."""
+
+    def train(self, mode: bool = True):
+        self.modes = [*getattr(self, "modes", []), mode]
+        return super().train(mode)
+
+
+def parts_in_training(scratch: Scratch) -> list[str]:
+    return [name for name, part in scratch.module.named_modules() if part.training]
+
+
+def test_a_model_to_evaluate_is_in_eval_mode_whatever_it_was_used_for_before():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Dropout(0.5)))
+    scratch = Scratch(lambda: model, Layout.of(model))
+    for part in ("", "1", "1.0"):
+        scratch.train_mode(alone=False)
+        scratch.in_eval_mode()
+        assert parts_in_training(scratch) == []
+        scratch.module.get_submodule(part).training = True  # the mode of one alone
+        assert scratch.in_eval_mode() is scratch.module
+        assert parts_in_training(scratch) == []
+
+
+def test_a_module_that_does_more_in_eval_mode_is_told_each_time():
+    model = nn.Sequential(Merging(3, 3))
+    scratch = Scratch(lambda: model, Layout.of(model))
+    scratch.in_eval_mode()
+    scratch.in_eval_mode()
+    assert model[0].modes == [False, False]
