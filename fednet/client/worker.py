@@ -373,11 +373,15 @@ class Worker:
         """Returns what the client kept, and of which version that is: "" where it is lost, and not
         needed.
         """
+        key = task.key
+        trains_anew = key.purpose == "train" and not self._needs_past
+        if trains_anew and key.phase == self._main:
+            return self._new, task.start  # a version that only an evaluation would read
         try:
-            return self.store.load(task.key.client, task.start, task.state), task.start
+            return self.store.load(key.client, task.start, task.state), task.start
         except StateAbsent:
             # The client trains all the same if only the last evaluation needs what is lost.
-            if task.key.purpose != "train" or self._needs_past:
+            if not trains_anew:
                 raise
             return self._new, ""
 
