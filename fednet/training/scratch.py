@@ -189,7 +189,7 @@ class Scratch:
         )
         self.may_draw = any(may_draw(part) for part, _ in self._parts)
         self._modules = [part for part, _ in self._parts]
-        kinds = set(map(type, self._modules))
+        kinds: set[type[nn.Module]] = {type(part) for part in self._modules}
         # Whether no module of it is a user's own.
         self.known = all(kind.__module__.startswith(KNOWN) for kind in kinds)
         # Whether `eval` of the module sets the mode of its parts and does nothing else.
