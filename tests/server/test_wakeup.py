@@ -91,6 +91,9 @@ class Crowd:
     def peer(self, conn: bytes) -> str:
         return "127.0.0.1:2"
 
+    def bytes_read(self, conn: bytes) -> int:
+        return 0
+
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return {}
 
