@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """Who is asked when, and who is in time."""
+    """What all schedules have in common: when they close."""
 
     at: float
     """The second of the last event, on the run's clock; of an exchange, from its beginning."""
@@ -26,12 +26,6 @@ class Schedule(Protocol):
     @property
     def closed(self) -> bool:
         """Whether the result can be made."""
-
-    def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
-        """Takes an event, which is not before the last one, and returns who is asked then. client:
-        whose task is over; None: it begins, or the second that `next_wakeup` named has come.
-        reason: why no reply came of the task.
-        """
 
     def next_wakeup(self) -> float:
         """The second at which something is to be done although no task is over; infinite: never."""
@@ -59,11 +53,10 @@ class Cohort:
         self.training = set(self.clients)
         self.closed = not self.training
 
-    def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
-        if client is None:
-            return [*self.clients]
+    def take_event(self, at: float, client: int, reason: str = "") -> None:
+        """A client's task is over, not before the last one. reason: why no reply came of it."""
         if client not in self.training:  # it closed before
-            return []
+            return
         self.at = at
         self.training.remove(client)
         if reason:
@@ -75,7 +68,6 @@ class Cohort:
                 self.dropped |= dict.fromkeys(sorted(self.training), late)
                 self.training.clear()
         self.closed = not self.training
-        return []
 
     def next_wakeup(self) -> float:
         return math.inf
@@ -109,6 +101,10 @@ class Buffer:
     """Who was given a task in this round."""
 
     def take_event(self, at: float, client: int | None = None, reason: str = "") -> list[int]:
+        """Takes an event, which is not before the last one, and returns who is asked then. client:
+        whose task is over; None: a round begins, or the second that `next_wakeup` named has come.
+        reason: why no reply came of the task.
+        """
         self.at = at
         if client is not None:
             round = self.training.pop(client)
