@@ -18,7 +18,7 @@ from fednet.files import write_aside
 from fednet.ids import as_text
 from fednet.plain import JsonDict, visible
 from fednet.records import Event, metric, metrics_shown
-from fednet.report import costs, curves, figures, groups, metrics, parallel, style, tables
+from fednet.report import canvas, costs, curves, figures, groups, metrics, parallel, style, tables
 from fednet.report.figures import size
 from fednet.report.read import Run
 
@@ -74,6 +74,7 @@ def _visible_text(value: object) -> object:
     return visible(value) if type(value) is str else value
 
 
+@canvas.drawing()
 def render(runs: Sequence[Run], again: int = 0) -> str:
     """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.

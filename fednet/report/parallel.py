@@ -18,33 +18,32 @@ from markupsafe import Markup
 from fednet.capacity import die_with_parent
 from fednet.errors import StateError, stop_signals
 from fednet.experiment.placement import cores
-from fednet.report.canvas import Figure, drawing, inline
+from fednet.report.canvas import Figure, inline
 
 
 @contextmanager
 def drawings(figures: Sequence[Figure]) -> Iterator[Iterator[list[Markup]]]:
     """Yields the drawings of each figure, see `inline`, in the order of the figures. They are made
     while this process goes on, by copies of it, one a core; by this process where it has one core,
-    or other threads, which would be missing in a copy. The same bytes come out.
+    or other threads, which would be missing in a copy. The same bytes come out. To be called within
+    `canvas.drawing`.
 
     Raises StateError if the system ends such a copy.
     """
     processes = min(cores(), len(figures))
-    with drawing():
-        if processes < 2 or threading.active_count() > 1:
-            yield (_draw(figures, k) for k in range(len(figures)))
-            return
-        from matplotlib.backends import backend_svg  # noqa: F401 - once, not in each copy
+    if processes < 2 or threading.active_count() > 1:
+        yield (_draw(figures, k) for k in range(len(figures)))
+        return
+    from matplotlib.backends import backend_svg  # noqa: F401 - once, not in each copy
 
-        fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(processes, fork, _begin, (figures, os.getpid())) as pool:
-            try:
-                yield pool.map(_draw_shared, range(len(figures)))
-            except BrokenProcessPool:
-                raise StateError(
-                    "a process that drew figures was killed, perhaps because memory ran out; "
-                    "try again."
-                ) from None
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, fork, _begin, (figures, os.getpid())) as pool:
+        try:
+            yield pool.map(_draw_shared, range(len(figures)))
+        except BrokenProcessPool:
+            raise StateError(
+                "a process that drew figures was killed, perhaps because memory ran out; try again."
+            ) from None
 
 
 _shared: Sequence[Figure] = ()  # what this copy draws of

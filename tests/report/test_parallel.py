@@ -8,7 +8,7 @@ import pytest
 
 from fednet.errors import StateError
 from fednet.report import page, parallel
-from fednet.report.canvas import Figure
+from fednet.report.canvas import Figure, drawing
 from tests.report.fake_run import opened
 
 
@@ -26,7 +26,7 @@ def figure(what):
 
 
 def drawn(*figures):
-    with parallel.drawings(figures) as found:
+    with drawing(), parallel.drawings(figures) as found:
         return list(found)
 
 
