@@ -152,6 +152,20 @@ def test_a_schedule_is_woken_at_its_second_where_nothing_ends_before():
     assert at >= second
 
 
+def test_an_event_has_the_second_in_which_its_outcome_came(monkeypatch):
+    second = 0.0
+    monkeypatch.setattr("fednet.server.sources.time.monotonic", lambda: second)
+    box = Box()
+
+    def wait(timeout_s):
+        nonlocal second
+        second = 3.0
+        return outcome(1)
+
+    box.wait = wait
+    assert real(box).next(math.inf) == (3.0, 1, "lost")
+
+
 @pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_in_simulated_time_events_come_in_the_order_of_the_clock(arrivals):
     ends = {0: (5.0, "late"), 1: (2.0, "gone"), 2: (5.0, "")}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fednet.files import digest
+from fednet.protocol.instructions import Resolved
 from fednet.protocol.tasks import TaskSpec
 from fednet.server import io as server_io
 from fednet.server.inbox import ReceivedReply
@@ -123,4 +124,40 @@ def test_one_that_comes_over_another_connection_than_its_task_pays_for_both(
     ]
     sizes = [framing(*map(len, given)) for given in (received[-1], frames)]
     assert found == [("task", sizes[0], True, None), ("reply", sizes[1], True, None)]
+    io.close(linger_s=0)
+
+
+def test_one_counts_though_its_connection_ends_in_the_same_wake_up(tmp_path: Path) -> None:
+    network = Inproc()
+    io, *_ = made_io(tmp_path, network.server(), 4, pump=lambda: False)
+    clients = clients_of(io, tmp_path)
+    clients.open((1, 0, "train"), [spec(3)])
+    process = joined(network, 3)
+    io._step(0.0)
+    process.send(reply(3, 5)[1])
+    process.close()
+    io._step(0.0)
+    assert isinstance(clients.wait(0.0), ReceivedReply)
+    io.close(linger_s=0)
+
+
+def test_one_counts_that_was_read_as_its_deadline_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    second = 0
+    clock = staticmethod(lambda: began + second)
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", clock)
+    network = Inproc()
+    io, *_ = made_io(tmp_path, network.server(), 4, pump=lambda: False)
+    clients = clients_of(io, tmp_path)
+    clients.open((1, 0, "train"), [spec(2), spec(3)], deadline_s=5.0)
+    process = joined(network, 3)
+    joined(network, 2)
+    io._step(0.0)
+    process.send(reply(3, 5)[1])
+    second = 6
+    io._step(0.0)
+    assert isinstance(clients.wait(0.0), ReceivedReply)
+    assert clients.wait(0.0) == Resolved(m.Key(1, 0, 0, 2), "deadline")
     io.close(linger_s=0)
