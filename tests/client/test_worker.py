@@ -199,10 +199,21 @@ NORM = {"name": "mlp", "hidden": [8], "norm": "batch"}
         ({"algorithm": {"name": "scaffold"}}, True),
         ({"wire": {"up": TOPK}}, True),
         ({"wire": {"down": TOPK}}, False),
+        ({"wire": {"down": {"state": ["delta", "topk(0.1)"]}}}, True),
+        ({"train": {"keep_optimizer": True, "momentum": 0.9}}, True),
         ({"model": NORM}, False),
         ({"model": {**NORM, "buffers": "local"}}, True),
     ],
-    ids=["nothing", "the method's", "left out", "the server's", "buffers", "own buffers"],
+    ids=[
+        "nothing",
+        "the method's",
+        "left out",
+        "the server's",
+        "the last broadcast",
+        "the optimizer's",
+        "buffers",
+        "own buffers",
+    ],
 )
 def test_a_client_that_lost_what_it_kept_trains_unless_training_starts_from_it(
     tmp_path, changes, needed
