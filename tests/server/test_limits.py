@@ -99,7 +99,7 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
     io, rows, client = served
     peer = client(0)
     before = len(rows)
-    tables = len(io.journal.book.untaken)
+    tables = len(io.journal.book.unrecorded)
     part = m.Part(run="run", inc=1, key=m.Key(0, 0, 0, 0), index=0)
     for n in range(1, 60):
         for key in (m.Key(n, 0, 0, 0), m.Key(0, 0, 0, 1)):
@@ -108,7 +108,7 @@ def test_rounds_that_a_peer_makes_up_take_no_row_and_no_memory(served):
     io.link.close_counted(peer.conn)
     came = [r for r in rows[before:] if r["direction"] == "up"]
     assert [(r["type"], r["count"]) for r in came] == [("refused", 2 * 59)]
-    assert len(io.journal.book.untaken) == tables
+    assert len(io.journal.book.unrecorded) == tables
 
 
 def test_of_payloads_that_belong_to_nothing_the_first_have_rows_and_many_more_share_one(served):
