@@ -176,7 +176,7 @@ class RoundLines:
         if self._trained:
             what = "trained"
             clients = self._trained
-            on = f" on {sum(map(self.samples.__getitem__, clients))} samples"
+            on = f" on {sum(self.samples[client] for client in clients)} samples"
         named = f"client{'s' if len(clients) > 1 else ''} {ids.as_text(clients)}"
         if len(named) > 70:
             named = f"{len(clients)} clients"

@@ -53,18 +53,17 @@ class Stages:
         self.seconds[self._stage] += now - self._since
         self._stage = stage
         self._since = now
-        self._doing[self._key.client] = (stage, 0, 0)
-        if self._wanted.get(self._key) is not self._given:
-            raise self._cancelled()
+        self._report(0, 0)
 
     def trained(self, done: int, of: int) -> None:
         """So many steps of a training are done."""
         self.step_s = min(self.step_s, (time.perf_counter() - self._since) / done)
-        self._doing[self._key.client] = ("training", done, of)
-        if self._wanted.get(self._key) is not self._given:
-            raise self._cancelled()
+        self._report(done, of)
         if self.halfway is not None and 2 * done >= of:
             self.halfway()
 
-    def _cancelled(self) -> TaskCancelled:
-        return TaskCancelled(f"task of client {self._key.client} in round {self._key.round}")
+    def _report(self, done: int, of: int) -> None:
+        key = self._key
+        self._doing[key.client] = (self._stage, done, of)
+        if self._wanted.get(key) is not self._given:
+            raise TaskCancelled(f"task of client {key.client} in round {key.round}")

@@ -364,7 +364,7 @@ class Worker:
             state=state_sha256,
             kept=kept,
             seconds=sum(stages.seconds.values()),
-            split=list(map(stages.seconds.__getitem__, SPLIT)),
+            split=[stages.seconds[name] for name in SPLIT],
             reported=reported,
         )
         return reply, sent

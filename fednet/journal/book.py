@@ -138,9 +138,10 @@ class Book:
         return ()
 
     def _accounts_closed(self, e: AccountsClosed) -> Sequence[ClosedAccount]:
-        closed: list[ClosedAccount] = []
-        for account in self._close(e.names):
-            closed.append(_closed(account, e.useful, e.reason, round=e.round, worker=e.worker))
+        closed = [
+            _closed(account, e.useful, e.reason, round=e.round, worker=e.worker)
+            for account in self._close(e.names)
+        ]
         return self._add_to_sums(closed)
 
     def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
@@ -205,37 +206,24 @@ class Book:
         waiting = self.waiting.pop(key, [])
         self.inherited.discard(key)
         closed: list[ClosedAccount] = []
-        last = self._last_crossing(waiting)
+        last = dict[str, int]()  # by way, the last server process between which payload crossed
+        if {a.incarnation for a in waiting} - {self.incarnation}:
+            waiting.sort(key=_way)
+            for a in waiting:
+                if any(a.kinds.values()):
+                    last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
         for a in waiting:
-            useful = not reason and not (last and a.incarnation < last.get(_way(a), 0))
+            way = _way(a)
+            useful = not reason and a.incarnation >= last.get(way, 0)
             if a.written and useful:  # in no round's record yet
                 add_kinds(self.unrecorded[a.round].useful[a.direction], a.kinds)
             elif not a.written:
                 why = "" if useful else reason or "sent again"
-                stale = None
-                if staleness is not None and _way(a) == "up":
-                    stale = staleness
-                closed.append(_closed(a, useful, why, stale))
+                closed.append(_closed(a, useful, why, staleness if way == "up" else None))
             if useful and key.purpose == "train":
                 a.written = True
                 self.useful.setdefault(key, []).append(a)
         return closed
-
-    def _last_crossing(self, waiting: list[Account]) -> dict[str, int]:
-        """Returns, by way, the last server process to or from which payload of a task crossed, and
-        sorts its accounts by way; nothing where all crossed to or from this process.
-        """
-        last: dict[str, int] = {}
-        for a in waiting:
-            if a.incarnation != self.incarnation:
-                break
-        else:
-            return last
-        waiting.sort(key=_way)
-        for a in waiting:
-            if any(a.kinds.values()):
-                last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
-        return last
 
     def _over(self, e: Over) -> Sequence[ClosedAccount]:
         closed: list[ClosedAccount] = []

@@ -281,12 +281,8 @@ class Link:
         """Writes the rows of the payloads of tasks, or of replies, and of the pulls that fetched
         them.
         """
-        names: list[Name] = []
-        for key in keys:
-            names += [
-                (conn, direction, CARRIERS[direction], key),
-                (conn, m.OTHER[direction], "pull", key),
-            ]
+        names: list[Name] = [(conn, direction, CARRIERS[direction], key) for key in keys]
+        names += [(conn, m.OTHER[direction], "pull", key) for key in keys]
         self._close(names, useful, reason)
 
     def close_counted(
@@ -315,10 +311,7 @@ class Link:
         worker: str | None = None,
     ) -> None:
         accounts = self.journal.book.open_accounts
-        crossed: list[Name] = []
-        for name in names:
-            if name in accounts.get(name[0], ()):
-                crossed.append(name)
+        crossed = [name for name in names if name in accounts.get(name[0], ())]
         if crossed:
             self.journal.note(AccountsClosed(crossed, useful, reason, round, worker))
 

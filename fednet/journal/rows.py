@@ -5,7 +5,6 @@ little more room than those of one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 
 import msgspec
 
@@ -14,12 +13,6 @@ from fednet.journal.events import Account
 from fednet.plain import JsonDict
 
 Row = JsonDict  # of wire.jsonl, with the fields of `records.Messages`
-
-# Of a closed account.
-_CLIENT = attrgetter("account.client")
-_ENVELOPE = attrgetter("account.envelope")
-_RAW_BYTES = attrgetter("account.raw_bytes")
-_BYTES = attrgetter("nbytes")
 
 
 class ClosedAccount(msgspec.Struct, frozen=True, gc=False):
@@ -69,26 +62,22 @@ def rows_of(closed: Iterable[ClosedAccount]) -> list[Row]:
 
 
 def _row(of: list[ClosedAccount]) -> Row:
-    of.sort(key=_CLIENT)
+    of.sort(key=lambda one: one.account.client)
     first = of[0]
     a = first.account
-    several = len(of) > 1
-    kinds: JsonDict = dict(a.kinds)
-    if several:
-        for kind in kinds:
-            kinds[kind] = _each([one.account.kinds[kind] for one in of])
+    accounts = [one.account for one in of]
     row: Row = {"round": first.round}
-    if several:
-        row["clients"] = ranges(list(map(_CLIENT, of)))
-    else:
+    if len(of) == 1:
         row["client"] = a.client
+    else:
+        row["clients"] = ranges([one.client for one in accounts])
     row |= {
         "direction": a.direction,
         "type": a.type,
-        "kinds": kinds,
-        "envelope": _each(list(map(_ENVELOPE, of))) if several else a.envelope,
-        "bytes": sum(map(_BYTES, of)),
-        "raw_bytes": _each(list(map(_RAW_BYTES, of))) if several else a.raw_bytes,
+        "kinds": {kind: _each([one.kinds[kind] for one in accounts]) for kind in a.kinds},
+        "envelope": _each([one.envelope for one in accounts]),
+        "bytes": sum([one.nbytes for one in of]),
+        "raw_bytes": _each([one.raw_bytes for one in accounts]),
         "useful": first.useful,
         "purpose": a.purpose,
         "incarnation": a.incarnation,

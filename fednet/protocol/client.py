@@ -7,7 +7,6 @@ server grants them.
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ REJOIN_S = 1.0  # until a refused join is tried again; then twice as long each t
 REJOIN_MOST_S = 8.0
 SILENCE = 8.0  # beats after which a client leaves a silent server
 UNBOUNDED = 1 << 62  # bytes
-SIZE_OF = operator.attrgetter("size")
 
 
 # -- instructions: what the caller has to do after an event ----------------------------------------
@@ -176,10 +174,14 @@ class ClientProtocol:
     _beaten: float = 0.0  # when the server last got a sign of life
     _sent: bool = False  # anything since the last tick
     _rejoin_at: float | None = None
+    _beside: int = field(init=False)  # bytes of a payload that crosses beside its message
     _rejoin_s: float = REJOIN_S
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._beside = m.beside(self.part)
 
     # -- events of the transport and of the clock --------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
@@ -259,12 +261,11 @@ class ClientProtocol:
             self._change(ClientEvent.REJOINS)
             self._join(now)
             return self._take_instructions()
-        most = SILENCE * self.beat_s
-        if self.state in CONNECTED and now - self._heard > most / 2:
-            silent = self._silence.is_too_long(self._heard, now, most, self.bytes_read)
-            if now - self._heard > most:
-                self._heard = now
-            if silent:
+        if self.state in CONNECTED:
+            most = SILENCE * self.beat_s
+            heard = self._silence.last_sign(self._heard, now, most, self.bytes_read)
+            self._heard = now if heard is None else heard
+            if heard is None:
                 return [Reconnect()]
         if self._sent and not self.doing:
             self._beaten = now  # any message is a sign of life, and saves the server a beat
@@ -410,8 +411,8 @@ class ClientProtocol:
         key = task.key
         held = self._tasks.get(key)
         came = 0 if body is None else body.size
-        expected = task.size if body is not None or task.size <= m.beside(self.part) else 0
-        if sum(map(SIZE_OF, task.form)) != task.size or came != expected:
+        expected = task.size if body is not None or task.size <= self._beside else 0
+        if sum([f.size for f in task.form]) != task.size or came != expected:
             if held is not None and held.state in STARTED:
                 self._out.append(Stray("doubled"))
             else:  # a part of it was lost on its way, and does not come any more
@@ -566,7 +567,7 @@ class ClientProtocol:
             reply = msgspec.structs.replace(reply, run=self.run, inc=self.inc)
         self._sent = True
         body = held.reply_body
-        if body.size <= m.beside(self.part):
+        if body.size <= self._beside:
             self._out += (Send(reply, body if body.size else None), ClosePayload("up", reply.key))
             self._change_task(reply.key, ClientTaskEvent.SENT)
         else:

@@ -424,11 +424,10 @@ class ServerProtocol:
     def _is_silent(self, worker: ClientProcess, most: float) -> bool:
         """Whether nothing has come of it for `most` seconds. Bytes that came count as a message."""
         bytes_read = partial(self._bytes_read, worker.conn or b"")
-        if worker.silence.is_too_long(worker.heard, self.now, most, bytes_read):
-            return True
-        if self.now - worker.heard > most:
-            worker.heard = self.now
-        return False
+        heard = worker.silence.last_sign(worker.heard, self.now, most, bytes_read)
+        if heard is not None:
+            worker.heard = heard
+        return heard is None
 
     # -- who comes and goes ------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:

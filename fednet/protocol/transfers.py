@@ -79,18 +79,22 @@ class Silence(msgspec.Struct):
     count: int = 0
     """Bytes that had come of it then."""
 
-    def is_too_long(
+    def last_sign(
         self, heard: float, now: float, most: float, bytes_read: Callable[[], int]
-    ) -> bool:
-        """Whether nothing has come of a peer for more than `most` seconds: no message since
-        `heard`, and no byte in the second half of the time. bytes_read(): of its connection.
+    ) -> float | None:
+        """Returns when a peer last gave a sign of life: `heard`, when its last message came, or now
+        where that is long ago and bytes of a message came since. None where nothing has come for
+        more than `most` seconds: no message, and no byte in the second half of the time.
+        bytes_read(): of its connection.
         """
         if now - heard <= most / 2:
-            return False
+            return heard
         if self.heard != heard:
             self.heard = heard
             self.count = bytes_read()
-        return now - heard > most and bytes_read() <= self.count
+        if now - heard <= most:
+            return heard
+        return now if bytes_read() > self.count else None
 
 
 class Sending(msgspec.Struct):

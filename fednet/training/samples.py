@@ -43,5 +43,4 @@ def batches(n: int, size: int, batch_norm: bool = False) -> list[tuple[int, int]
     one.
     """
     count = batch_count(n, size, batch_norm)
-    starts = range(0, count * size, size)
-    return list(zip(starts, [*starts[1:], min(count * size, n)]))
+    return [(start, min(start + size, n)) for start in range(0, count * size, size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,15 +50,24 @@ def reply(client: int, size: int) -> tuple[m.Reply, list[Any]]:
     return message, [encode(message), payload]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The server's clock: how many seconds have passed."""
+    began = time.monotonic()
+    clock = SimpleNamespace(second=0)
+    monotonic = staticmethod(lambda: began + clock.second)
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", monotonic)
+    return clock
+
+
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
 def test_each_has_its_own_task_process_connections_and_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: SimpleNamespace,
+    order: tuple[int, ...],
 ) -> None:
     """Client n is handed its task in second n, and all replies are here in second 10."""
-    began = time.monotonic()
-    second = 0
-    clock = staticmethod(lambda: began + second)
-    monkeypatch.setattr(server_io.ListeningClock, "monotonic", clock)
     network = Inproc()
     transport = network.server()
     io, rows, _ = made_io(tmp_path, transport, 4, pump=lambda: False)
@@ -65,10 +75,10 @@ def test_each_has_its_own_task_process_connections_and_time(
     clients.open((1, 0, "train"), [spec(client) for client in order])
     processes = {}
     for client in (1, 2, 3):
-        second = client
+        clock.second = client
         processes[client] = joined(network, client)
         io._step(0.0)
-    second = 10
+    clock.second = 10
     events = []
     for client in order:
         processes[client].send(reply(client, 5)[1])
@@ -142,12 +152,8 @@ def test_one_counts_though_its_connection_ends_in_the_same_wake_up(tmp_path: Pat
 
 
 def test_one_counts_that_was_read_as_its_deadline_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    began = time.monotonic()
-    second = 0
-    clock = staticmethod(lambda: began + second)
-    monkeypatch.setattr(server_io.ListeningClock, "monotonic", clock)
     network = Inproc()
     io, *_ = made_io(tmp_path, network.server(), 4, pump=lambda: False)
     clients = clients_of(io, tmp_path)
@@ -156,7 +162,7 @@ def test_one_counts_that_was_read_as_its_deadline_passes(
     joined(network, 2)
     io._step(0.0)
     process.send(reply(3, 5)[1])
-    second = 6
+    clock.second = 6
     io._step(0.0)
     assert isinstance(clients.wait(0.0), ReceivedReply)
     assert clients.wait(0.0) == Resolved(m.Key(1, 0, 0, 2), "deadline")
