@@ -9,8 +9,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import grimp
 
@@ -195,56 +197,51 @@ def _arguments(parser: argparse.ArgumentParser, before: str) -> list[str]:
 
 
 def imports() -> dict[str, set[str]]:
-    """Which folder or file below fednet/ imports which; what only type checkers see is left out."""
+    """Which folder below fednet/ imports which, also through a file beside the folders. What only
+    type checkers see is left out.
+    """
     graph = grimp.build_graph("fednet", exclude_type_checking_imports=True)
-    found: dict[str, set[str]] = {}
-    for module in graph.modules:
-        here = (module.split(".") + [""])[1]
-        for other in graph.find_modules_directly_imported_by(module):
-            there = (other.split(".") + [""])[1]
-            if here and there and here != there:
-                found.setdefault(here, set()).add(there)
-                found.setdefault(there, set())
-    return found
+    for file in graph.find_children("fednet"):
+        if graph.find_children(file):
+            graph.squash_module(file)
+    folders = {f for f in graph.find_children("fednet") if graph.is_module_squashed(f)}
+    below = {f: graph.find_upstream_modules(f) & folders for f in folders}
+    return {f.removeprefix("fednet."): {o.removeprefix("fednet.") for o in below[f]} for f in below}
 
 
-def reduced(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The edges that do not follow from others."""
-
-    def reach(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            for other in graph[todo.pop()] - seen:
-                seen.add(other)
-                todo.append(other)
-        return seen
-
-    below = {name: reach(name) for name in graph}
-    return sorted(
-        (a, b)
-        for a, others in graph.items()
-        for b in others
-        if not any(b in below[c] for c in others if c != b)
-    )
-
-
-def state_diagrams() -> list[str]:
-    """A diagram of a task's states at each side; the first state is the one in which it begins."""
+def arrows(below: dict[str, set[str]]) -> list[str]:
+    """The lines of the picture: each folder and those that it imports, but for what also follows
+    from another line.
+    """
     lines = []
-    for name in ("A task at the server", "A task at the client"):
-        states = table.TABLES[name]
-        lines += ["", f"{name}:", "", "```mermaid", "stateDiagram-v2"]
-        lines += [f'    state "{state.value}" as {state.name}' for state in states]
-        lines.append(f"    [*] --> {next(iter(states)).name}")
-        for state, row in states.items():
-            events: dict[str, list[str]] = {}
-            for event, following in row.items():
-                for to in following:
-                    events.setdefault(to.name, []).append(event.value)
-            for to, names in events.items():
-                lines.append(f"    {state.name} --> {to}: {', '.join(names)}")
-        lines.append("```")
+    for folder, found in sorted(below.items()):
+        own = [o for o in sorted(found) if not any(o in below[other] for other in found)]
+        if own:
+            lines.append(f"{folder} --> {' & '.join(own)}")
+    return lines
+
+
+def states() -> list[str]:
+    """A table of the changes of a task's state at each side. Events of the same changes share a
+    row.
+    """
+    sides: dict[str, tuple[table.Table[Any, Any], type[Enum]]] = {
+        "server": (table.TASK, table.TaskEvent),
+        "client": (table.CLIENT_TASK, table.ClientTaskEvent),
+    }
+    lines = []
+    for name, (changes, events) in sides.items():
+        alike: dict[tuple[str, str], list[str]] = {}  # events by the states from and to
+        for event in events:
+            before: dict[str, list[str]] = {}  # states by those that may follow
+            for state, row in changes.items():
+                if event in row:
+                    to = " or ".join(after.value for after in row[event])
+                    before.setdefault(to, []).append(state.value)
+            for to, found in before.items():
+                alike.setdefault((", ".join(found), to), []).append(event.value)
+        lines += ["", f"| event of a task at the {name} | from | to |", "|---|---|---|"]
+        lines += [_row(", ".join(same), *ends) for ends, same in alike.items()]
     return lines
 
 
@@ -255,12 +252,11 @@ def _with_part(text: str, begin: str, end: str, lines: list[str]) -> str:
 
 
 def architecture() -> str:
-    """docs/architecture.md with its diagrams; the rest of it is written by hand."""
+    """docs/architecture.md with its picture and its states; the rest of it is written by hand."""
     text = (HERE / "architecture.md").read_text(encoding="utf-8")
-    picture = ["", "```mermaid", "flowchart TD"]
-    picture += [f"    {a} --> {b}" for a, b in reduced(imports())]
-    text = _with_part(text, BEGIN, END, [*picture, "```"])
-    return _with_part(text, STATES, END_STATES, state_diagrams())
+    picture = ["", "```mermaid", "flowchart TD", *arrows(imports()), "```"]
+    text = _with_part(text, BEGIN, END, picture)
+    return _with_part(text, STATES, END_STATES, states())
 
 
 def api() -> str:
