@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from fednet.files import write_aside
 from fednet.plain import JsonMapping, as_json, visible
-from fednet.report import style
+from fednet.report import axes, style
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -152,14 +152,17 @@ def inline(figure: Figure, own: str) -> list[Markup]:
     figure.draw(fig)
     fig.axes[0].patch.set_gid("ground")
     fig.patch.set_gid("paper")
+    shown = axes.take(fig)
     sizes = [figure.size]
     if figure.wide is not None:
         sizes.append(figure.wide)
-    return [_page_svg(fig, figure, size, f"{own}{k}-") for k, size in enumerate(sizes)]
+    return [_page_svg(fig, figure, shown, size, f"{own}{k}-") for k, size in enumerate(sizes)]
 
 
-def _page_svg(fig: MplFigure, figure: Figure, size: tuple[float, float], own: str) -> Markup:
-    """Returns the drawing `fig` of a figure in a size, as the page has it."""
+def _page_svg(
+    fig: MplFigure, figure: Figure, shown: Sequence[Axis], size: tuple[float, float], own: str
+) -> Markup:
+    """Returns the drawing `fig` of a figure, with these axes, in a size, as the page has it."""
     width, height = size
     rows = -(-len(figure.legend) // columns(figure.legend, width))
     top = TOP + LEGEND_ROW * rows
@@ -181,11 +184,14 @@ def _page_svg(fig: MplFigure, figure: Figure, size: tuple[float, float], own: st
         for child in list(parent):
             if child.tag.endswith(("}metadata", "}style")) or child.get("id") in ("paper", "key"):
                 parent.remove(child)
+    w = 72 * width
+    h = 72 * height
+    for ground in root.iter():
+        if ground.get("id") == "ground":  # below all that is drawn
+            ground.extend(part for axis in shown for part in axes.elements(axis, w, h))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         _rename(element, own)
-    w = 72 * width
-    h = 72 * height
     root.attrib.clear()
     root.set("viewBox", f"0 0 {w:g} {h:g}")
     root.set("role", "img")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet.report.axes import set_names
 from fednet.report.canvas import Figure
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
         axis.imshow(mosaic, interpolation="nearest")
         axis.grid(False)
         labels = ["mean", *map(str, clients)]
-        axis.set_xticks([k * w + (w - GAP) / 2 for k in range(len(columns))], labels)
-        axis.set_yticks([c * h + (h - GAP) / 2 for c in range(len(means))], names)
+        set_names(axis.xaxis, [k * w + (w - GAP) / 2 for k in range(len(columns))], labels)
+        set_names(axis.yaxis, [c * h + (h - GAP) / 2 for c in range(len(means))], names)
         axis.set(xlabel="client", ylabel="class")
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)

@@ -19,6 +19,7 @@ import numpy as np
 from fednet.plain import JsonDict
 from fednet.records import metric
 from fednet.report import condensed, costs, metrics, style
+from fednet.report.axes import set_names
 from fednet.report.canvas import BOTTOM, SIZE, Figure, columns, digits, whole_ticks, write
 from fednet.report.read import Run
 from fednet.report.style import COLOURS
@@ -351,7 +352,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="client, best first", ylabel=label, ylim=(0, 1))
         ax.set_xlim(-0.5, len(clients) - 0.5)
         step = -(-len(clients) // NAMED)
-        ax.set_xticks(np.arange(0, len(clients), step), map(str, clients[::step]), fontsize=9)
+        set_names(ax.xaxis, range(0, len(clients), step), list(map(str, clients[::step])), 9)
         ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
 
     yield Figure(
@@ -379,7 +380,7 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
     def draw(fig: MplFigure) -> None:
         ax = _shades(fig, table, "class", "global test accuracy")
         step = max(1, len(rounds) // 10)
-        ax.set_xticks(np.arange(0, len(rounds), step), map(str, rounds[::step]))
+        set_names(ax.xaxis, range(0, len(rounds), step), list(map(str, rounds[::step])))
         ax.set(xlabel="evaluated round")
         _set_tick_names(ax.yaxis, classes)
 
@@ -607,7 +608,7 @@ def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
 
 def _set_tick_names(axis: Axis, labels: Sequence[str]) -> None:
     if len(labels) <= NAMED:
-        axis.set_ticks(np.arange(len(labels)), labels, fontsize=9)
+        set_names(axis, range(len(labels)), labels, 9)
 
 
 def _room(labels: Sequence[str]) -> float:
