@@ -70,23 +70,30 @@ class Figure:
 
 
 @contextmanager
-def drawing(**settings: object) -> Iterator[None]:
-    """Inside, figures are drawn with these settings, in addition to `style.BASE`, and without the
-    user's matplotlibrc. Objects that refer to each other are freed after it only: a figure has some
-    thousand, and to look for those that are no longer used takes a tenth of a page's time.
+def uncollected() -> Iterator[None]:
+    """Inside, objects that refer to each other are not freed: a figure has some thousand, a run has
+    some million numbers, and to look for those that are no longer used takes a tenth of the time.
     """
     searched = gc.isenabled()
     gc.disable()
     try:
-        import matplotlib
-
-        rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
-        del rc["backend"]  # the user's, for which pyplot would be imported; nothing is shown here
-        with matplotlib.rc_context(rc):
-            yield
+        yield
     finally:
         if searched:
             gc.enable()
+
+
+@contextmanager
+def drawing(**settings: object) -> Iterator[None]:
+    """Inside, figures are drawn with these settings, in addition to `style.BASE`, and without the
+    user's matplotlibrc.
+    """
+    import matplotlib
+
+    rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
+    del rc["backend"]  # the user's, for which pyplot would be imported; nothing is shown here
+    with uncollected(), matplotlib.rc_context(rc):
+        yield
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,26 +49,31 @@ def images(run_dir: Path, most: int = 12) -> Iterator[Figure]:
             tile[..., :3] = displayed_image(image)
             tile[..., 3] = 1.0
 
-    def draw(figure: MplFigure) -> None:
-        axis = figure.add_subplot()
-        axis.imshow(mosaic, interpolation="nearest")
-        axis.grid(False)
-        labels = ["mean", *map(str, clients)]
-        set_names(axis.xaxis, [k * w + (w - GAP) / 2 for k in range(len(columns))], labels)
-        set_names(axis.yaxis, [c * h + (h - GAP) / 2 for c in range(len(means))], names)
-        axis.set(xlabel="client", ylabel="class")
-        axis.tick_params(length=0)
-        axis.spines[:].set_visible(False)
-
     yield Figure(
         "condensed",
         "Condensed images, by client and class",
         "A row is a class: the mean of its real images, then the condensed image that each client "
         f"sent{'' if len(files) <= most else f' (of the first {most} clients)'}.",
-        draw,
+        partial(_draw, mosaic=mosaic, clients=clients, names=names),
         size=(1.4 + 0.62 * len(columns), 1.0 + 0.62 * len(means)),
         left=0.5 + 0.075 * max(map(len, names)),
     )
+
+
+def _draw(fig: MplFigure, mosaic: np.ndarray, clients: Sequence[int], names: Sequence[str]) -> None:
+    labels = ["mean", *map(str, clients)]
+    axis = fig.add_subplot()
+    axis.imshow(mosaic, interpolation="nearest")
+    axis.grid(False)
+    for of, length, texts in (
+        (axis.yaxis, mosaic.shape[0], names),
+        (axis.xaxis, mosaic.shape[1], labels),
+    ):
+        tile = (length + GAP) // len(texts)
+        set_names(of, [k * tile + (tile - GAP) / 2 for k in range(len(texts))], texts)
+    axis.set(xlabel="client", ylabel="class")
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
 
 
 def displayed_image(image: torch.Tensor) -> np.ndarray:

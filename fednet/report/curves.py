@@ -8,7 +8,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,45 +46,7 @@ def curve(
     several = any(len(of[i].runs) > 1 for i in curves)
     across = costs.axis(x, bytes, of[0].clock)
     label = groups.metric_label(of, y)
-
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        for i, c in curves.items():
-            line = style.line(i)
-            seeds = len(of[i].runs)
-            ax.plot(
-                c["x"],
-                c["mean"],
-                # Markers at some of the values would look as if the others were missing.
-                markevery=1 if len(c["x"]) <= MARKED else [],
-                markersize=3.5,
-                label=f"{of[i].label} (n={seeds})" if several else of[i].label,
-                gid=f"series-{i}",
-                **line,
-            )
-            if seeds > 1:
-                area = ax.fill_between(
-                    c["x"], c["low"], c["high"], color=line["color"], alpha=0.18, linewidth=0
-                )
-                area.set_gid(f"series-{i}-band")
-        ax.set(xlabel=across, ylabel=label)
-        # The range of y depends on the means: a band that is so wide that it would flatten the
-        # lines is cut off, and so is a loss that is not finite.
-        means, lows, highs = (
-            [v for c in curves.values() for v in c[name] if math.isfinite(v)] or [0.0]
-            for name in ("mean", "low", "high")
-        )
-        span = (max(means) - min(means)) or 0.1
-        low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
-        high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
-        if groups.metric_of(of, y).share:
-            low = max(0.0, low)
-            high = min(1.0, high)
-        ax.set_ylim(low, high)
-        if x == "rounds":
-            whole_ticks(ax.xaxis)
-        if len(curves) > 1:
-            ax.legend(handlelength=3.2).set_gid("key")
+    names = {i: f"{of[i].label} (n={len(of[i].runs)})" if several else of[i].label for i in curves}
 
     note = f"The {label} in each round in which it was measured."
     if several:
@@ -101,11 +64,71 @@ def curve(
         f"{y}_{x}",
         f"{label.capitalize()} against {across}",
         note,
-        draw,
+        partial(
+            _draw_curves,
+            curves=curves,
+            names=names,
+            banded=[i for i in curves if len(of[i].runs) > 1],
+            share=groups.metric_of(of, y).share,
+            xlabel=across,
+            ylabel=label,
+            whole=x == "rounds",
+        ),
         wide=WIDE,
         hover={"kind": "lines", "xl": across, "s": series},
         table=table,
     )
+
+
+def _draw_curves(
+    fig: MplFigure,
+    curves: Mapping[int, Mapping[str, Sequence[float]]],
+    names: Mapping[int, str],
+    banded: Collection[int],
+    share: bool,
+    xlabel: str,
+    ylabel: str,
+    whole: bool,
+) -> None:
+    """Draws the curves of groups, by the place of each. banded: those with a band; share: whether
+    the values are 0..1; whole: whether x is.
+    """
+    ax = fig.add_subplot()
+    for i, c in curves.items():
+        line = style.line(i)
+        ax.plot(
+            c["x"],
+            c["mean"],
+            # Markers at some of the values would look as if the others were missing.
+            markevery=1 if len(c["x"]) <= MARKED else [],
+            markersize=3.5,
+            label=names[i],
+            gid=f"series-{i}",
+            **line,
+        )
+        if i in banded:
+            area = ax.fill_between(
+                c["x"], c["low"], c["high"], color=line["color"], alpha=0.18, linewidth=0
+            )
+            area.set_gid(f"series-{i}-band")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    # The range of y depends on the means: a band that is so wide that it would flatten the lines is
+    # cut off, and so is a loss that is not finite.
+    means, lows, highs = (
+        [v for c in curves.values() for v in c[name] if math.isfinite(v)] or [0.0]
+        for name in ("mean", "low", "high")
+    )
+    span = (max(means) - min(means)) or 0.1
+    low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
+    high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
+    if share:
+        low = max(0.0, low)
+        high = min(1.0, high)
+    ax.set_ylim(low, high)
+    if whole:
+        whole_ticks(ax.xaxis)
+    if len(curves) > 1:
+        ax.legend(handlelength=3.2).set_gid("key")
 
 
 def to_target(

@@ -1,7 +1,8 @@
 """Describes the figures of one run: name, title, note and how each is drawn.
 
-A function for each figure yields a `Figure`, or nothing if the run has no data for it. `canvas`
-draws it into a file or into the page. To add a figure, write such a function and name it in
+A function for each figure yields a `Figure`, or nothing if the run has no data for it. Below it is
+what draws the figure, with matplotlib, from values alone: another process may do it. `canvas` draws
+it into a file or into the page. To add a figure, write two such functions and name the first in
 `details`.
 """
 
@@ -11,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -70,28 +72,6 @@ def traffic(run: Run) -> Iterator[Figure]:
                 bars[way, kind] = _bin_rounds(rounds, values / 1e6)
     colours = style.colours((kind for _, kind in bars), style.KINDS)
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        for way, sign, shade in (("up", 1, 1.0), ("down", -1, 0.55)):
-            parts = [
-                (colours[k], x, sign * v, wide) for (w, k), (x, v, wide) in bars.items() if w == way
-            ]
-            _bars(ax, parts, shade)
-        ax.axhline(0, color="black", linewidth=0.8)
-        low, high = ax.get_ylim()
-        ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
-        for y, side, text in (
-            (0.98, "top", "up, from the clients"),
-            (0.02, "bottom", "down, to the clients"),
-        ):
-            ax.text(0.01, y, text, va=side, fontsize=9, transform=ax.transAxes)
-        ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
-        ax.set(xlabel="round", ylabel="MB per round")
-        _legend(ax, {named(kind): colour for kind, colour in colours.items()})
-
-    def named(kind: str) -> str:
-        return "protocol overhead" if kind == costs.ENVELOPE else kind
-
     note = (
         "MB sent by the clients (up) and to them (down, paler) in each round, by kind of payload."
     )
@@ -113,12 +93,40 @@ def traffic(run: Run) -> Iterator[Figure]:
         "bytes",
         "Traffic per round",
         note,
-        draw,
+        partial(_draw_traffic, bars=bars, colours=colours),
         hover=_values_of_stack(
-            {f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}
+            {f"{_kind_label(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}
         ),
-        legend=[named(kind) for kind in colours],
+        legend=[_kind_label(kind) for kind in colours],
     )
+
+
+def _draw_traffic(
+    fig: MplFigure,
+    bars: Mapping[tuple[str, str], Bars],
+    colours: Mapping[str, str],
+) -> None:
+    ax = fig.add_subplot()
+    for way, sign, shade in (("up", 1, 1.0), ("down", -1, 0.55)):
+        parts = [
+            (colours[k], x, sign * v, wide) for (w, k), (x, v, wide) in bars.items() if w == way
+        ]
+        _bars(ax, parts, shade)
+    ax.axhline(0, color="black", linewidth=0.8)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
+    for y, side, text in (
+        (0.98, "top", "up, from the clients"),
+        (0.02, "bottom", "down, to the clients"),
+    ):
+        ax.text(0.01, y, text, va=side, fontsize=9, transform=ax.transAxes)
+    ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
+    ax.set(xlabel="round", ylabel="MB per round")
+    _legend(ax, {_kind_label(kind): colour for kind, colour in colours.items()})
+
+
+def _kind_label(kind: str) -> str:
+    return "protocol overhead" if kind == costs.ENVELOPE else kind
 
 
 def time_split(run: Run) -> Iterator[Figure]:
@@ -178,14 +186,27 @@ def _seconds(
     """Draws the parts of each round on one another. table, colours: by part."""
     bars = {part: _bin_rounds(rounds, np.asarray(values)) for part, values in table.items()}
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        _bars(ax, [(colours[part], *bar) for part, bar in bars.items()])
-        ax.set(xlabel="round", ylabel=ylabel)
-        _legend(ax, colours)
-
     hover = _values_of_stack({f"{part}, s": bar for part, bar in bars.items()})
-    return Figure(name, title, note, draw, hover=hover, legend=list(table))
+    return Figure(
+        name,
+        title,
+        note,
+        partial(_draw_seconds, bars=bars, colours=colours, ylabel=ylabel),
+        hover=hover,
+        legend=list(table),
+    )
+
+
+def _draw_seconds(
+    fig: MplFigure,
+    bars: Mapping[str, Bars],
+    colours: Mapping[str, str],
+    ylabel: str,
+) -> None:
+    ax = fig.add_subplot()
+    _bars(ax, [(colours[part], *bar) for part, bar in bars.items()])
+    ax.set(xlabel="round", ylabel=ylabel)
+    _legend(ax, colours)
 
 
 def resources(run: Run) -> Iterator[Figure]:
@@ -208,18 +229,6 @@ def resources(run: Run) -> Iterator[Figure]:
     busy = values("busy_s")
     memory = values("memory_mb")
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        right = ax.twinx()
-        for name, colour in colours.items():
-            ax.plot(rounds, busy[name], color=colour)
-            right.plot(rounds, memory[name], color=colour, linestyle=":")
-        ax.set(xlabel="round", ylabel="busy, seconds per round (solid)", ylim=(0, None))
-        right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
-        right.grid(False)
-        whole_ticks(ax.xaxis)
-        _legend(ax, colours)
-
     values_by_label = {f"{name} busy, s": busy[name] for name in busy}
     values_by_label |= {f"{name} memory, MB": memory[name] for name in busy}
     x = np.asarray(rounds)
@@ -229,11 +238,30 @@ def resources(run: Run) -> Iterator[Figure]:
         "On the server's machine: processor time of the server and of the clients' processes in "
         "each round, and the most memory that they had until then. Of a GPU: for how long it was "
         "busy, and its memory in use.",
-        draw,
+        partial(_draw_resources, rounds=rounds, busy=busy, memory=memory, colours=colours),
         hover=_values_of_stack({label: (x, v, 1.0) for label, v in values_by_label.items()}),
         legend=list(colours),
         right=0.75,
     )
+
+
+def _draw_resources(
+    fig: MplFigure,
+    rounds: Sequence[int],
+    busy: Mapping[str, np.ndarray],
+    memory: Mapping[str, np.ndarray],
+    colours: Mapping[str, str],
+) -> None:
+    ax = fig.add_subplot()
+    right = ax.twinx()
+    for name, colour in colours.items():
+        ax.plot(rounds, busy[name], color=colour)
+        right.plot(rounds, memory[name], color=colour, linestyle=":")
+    ax.set(xlabel="round", ylabel="busy, seconds per round (solid)", ylim=(0, None))
+    right.set(ylabel="memory, MB (dotted)", ylim=(0, None))
+    right.grid(False)
+    whole_ticks(ax.xaxis)
+    _legend(ax, colours)
 
 
 def participation(run: Run) -> Iterator[Figure]:
@@ -262,34 +290,47 @@ def participation(run: Run) -> Iterator[Figure]:
     # "not finished" is rare: it is in the legend only if there is one.
     shown = [code for code in range(len(words)) if code != 2 or (grid == 2).any()]
 
-    def draw(fig: MplFigure) -> None:
-        from matplotlib.colors import to_rgba_array
-
-        shades = np.rint(255 * to_rgba_array(colours)).astype(np.uint8)
-        shades[0] = 0  # transparent
-        ax = fig.add_subplot()
-        ax.imshow(
-            shades[grid],
-            aspect="auto",
-            extent=(rounds[0] - 0.5, rounds[-1] + 0.5, n - 0.5, -0.5),
-        )
-        ax.grid(False)
-        ax.set_facecolor(style.BLANK)
-        ax.set(xlabel="round", ylabel="client")
-        for axis in (ax.xaxis, ax.yaxis):
-            whole_ticks(axis)
-        _legend(ax, {words[code]: colours[code] for code in shown})
-
     pointed = [*words[:3], *(f"dropped: {why}" for why in reasons)]
     yield Figure(
         "participation",
         "Participation",
         "Which clients were selected in each round, and which of them completed it.",
-        draw,
+        partial(
+            _draw_participation,
+            rounds=rounds,
+            grid=grid,
+            colours=colours,
+            legend={words[code]: colours[code] for code in shown},
+        ),
         size=(SIZE[0], min(7.0, 2.0 + 0.12 * n)),
         hover=_cells(grid, range(n), rounds, "client", words=pointed),
         legend=[words[code] for code in shown],
     )
+
+
+def _draw_participation(
+    fig: MplFigure,
+    rounds: Sequence[int],
+    grid: np.ndarray,
+    colours: Sequence[str],
+    legend: Mapping[str, str],
+) -> None:
+    from matplotlib.colors import to_rgba_array
+
+    shades = np.rint(255 * to_rgba_array(colours)).astype(np.uint8)
+    shades[0] = 0  # transparent
+    ax = fig.add_subplot()
+    ax.imshow(
+        shades[grid],
+        aspect="auto",
+        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(grid) - 0.5, -0.5),
+    )
+    ax.grid(False)
+    ax.set_facecolor(style.BLANK)
+    ax.set(xlabel="round", ylabel="client")
+    for axis in (ax.xaxis, ax.yaxis):
+        whole_ticks(axis)
+    _legend(ax, legend)
 
 
 def availability(run: Run) -> Iterator[Figure]:
@@ -304,21 +345,26 @@ def availability(run: Run) -> Iterator[Figure]:
     }
     rounds = [r.round for r in rows]
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        for i, values in enumerate(counts.values()):
-            ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
-        ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
-        whole_ticks(ax.xaxis)
-        _legend(ax, dict(zip(counts, COLOURS)))
-
     yield Figure(
         "availability",
         "Availability",
         "How many clients were available, were selected and completed in each round.",
-        draw,
+        partial(_draw_availability, rounds=rounds, counts=counts),
         legend=list(counts),
     )
+
+
+def _draw_availability(
+    fig: MplFigure,
+    rounds: Sequence[int],
+    counts: Mapping[str, Sequence[int]],
+) -> None:
+    ax = fig.add_subplot()
+    for i, values in enumerate(counts.values()):
+        ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
+    ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
+    whole_ticks(ax.xaxis)
+    _legend(ax, dict(zip(counts, COLOURS)))
 
 
 def client_accuracy(run: Run) -> Iterator[Figure]:
@@ -334,37 +380,43 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     name = "client_accuracy" if which == "global" else f"{which}_accuracy"
     label = metric(name).full_label(run.own_model)
 
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        edges = [*range(0, len(clients), -(-len(clients) // STEPS)), len(clients)]
-        means = np.add.reduceat(last, edges[:-1]) / np.diff(edges)
-        height = [*means, means[-1]]
-        left = np.asarray(edges) - 0.5
-        # With an edge it would be a `use` on the page, which is not stretched when it is enlarged.
-        ax.fill_between(left, height, step="post", facecolor=COLOURS[0], edgecolor="none")
-        ax.axhline(
-            last.mean(),
-            color=COLOURS[2],
-            dashes=(4, 2),
-            linewidth=1.2,
-            label=f"mean {last.mean():.3f}",
-        )
-        ax.set(xlabel="client, best first", ylabel=label, ylim=(0, 1))
-        ax.set_xlim(-0.5, len(clients) - 0.5)
-        step = -(-len(clients) // NAMED)
-        set_names(ax.xaxis, range(0, len(clients), step), list(map(str, clients[::step])), 9)
-        ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
-
     yield Figure(
         "clients",
         f"{label.capitalize()}, by client",
         f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} % (each "
         f"client counts the same, not each sample), "
         f"worst {100 * last.min():.2f} %.",
-        draw,
+        partial(_draw_client_accuracy, clients=clients, values=last, label=label),
         hover=_cells(last[None], [label], clients, "", cl="client", w=label),
         legend=["above"],
     )
+
+
+def _draw_client_accuracy(
+    fig: MplFigure,
+    clients: Sequence[int],
+    values: np.ndarray,
+    label: str,
+) -> None:
+    ax = fig.add_subplot()
+    edges = [*range(0, len(clients), -(-len(clients) // STEPS)), len(clients)]
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    height = [*means, means[-1]]
+    left = np.asarray(edges) - 0.5
+    # With an edge it would be a `use` on the page, which is not stretched when it is enlarged.
+    ax.fill_between(left, height, step="post", facecolor=COLOURS[0], edgecolor="none")
+    ax.axhline(
+        values.mean(),
+        color=COLOURS[2],
+        dashes=(4, 2),
+        linewidth=1.2,
+        label=f"mean {values.mean():.3f}",
+    )
+    ax.set(xlabel="client, best first", ylabel=label, ylim=(0, 1))
+    ax.set_xlim(-0.5, len(clients) - 0.5)
+    step = -(-len(clients) // NAMED)
+    set_names(ax.xaxis, range(0, len(clients), step), list(map(str, clients[::step])), 9)
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def class_accuracy(run: Run) -> Iterator[Figure]:
@@ -377,23 +429,29 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
     classes = metrics.class_names(run, len(table))
     by_class = 100 * (metrics.class_spread(run) or 0.0)
 
-    def draw(fig: MplFigure) -> None:
-        ax = _shades(fig, table, "class", "global test accuracy")
-        step = max(1, len(rounds) // 10)
-        set_names(ax.xaxis, range(0, len(rounds), step), list(map(str, rounds[::step])))
-        ax.set(xlabel="evaluated round")
-        _set_tick_names(ax.yaxis, classes)
-
     yield Figure(
         "classes",
         "Global test accuracy, by class",
         "Accuracy of the global model on each class of the test set. Standard deviation between "
         f"classes, mean over rounds: {by_class:.1f} percentage points.",
-        draw,
+        partial(_draw_class_accuracy, rounds=rounds, table=table, classes=classes),
         hover=_cells(table, classes, rounds, "class", w="global test accuracy"),
         left=_room(classes),
         right=0.3,
     )
+
+
+def _draw_class_accuracy(
+    fig: MplFigure,
+    rounds: Sequence[int],
+    table: np.ndarray,
+    classes: Sequence[str],
+) -> None:
+    ax = _shades(fig, table, "class", "global test accuracy")
+    step = max(1, len(rounds) // 10)
+    set_names(ax.xaxis, range(0, len(rounds), step), list(map(str, rounds[::step])))
+    ax.set(xlabel="evaluated round")
+    _set_tick_names(ax.yaxis, classes)
 
 
 def confusion(run: Run) -> Iterator[Figure]:
@@ -405,20 +463,6 @@ def confusion(run: Run) -> Iterator[Figure]:
     classes = metrics.class_names(run, len(counts))
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
 
-    def draw(fig: MplFigure) -> None:
-        ax = _shades(fig, shares, "true class", "share of the true class")
-        ax.set(xlabel="predicted class")
-        whole_ticks(ax.xaxis)
-        _set_tick_names(ax.xaxis, classes)
-        _set_tick_names(ax.yaxis, classes)
-        ax.tick_params("x", rotation=90 if long else 0)
-        if len(classes) <= WRITTEN:
-            for i, j in np.argwhere(counts):
-                text = f"{counts[i, j]:.6g}"
-                colour = style.ON_LIGHT if shares[i, j] > 0.5 else style.ON_DARK
-                cell = ax.text(j, i, text, ha="center", va="center", fontsize=9, color=colour)
-                cell.set_clip_on(True)  # the page moves what is clipped when it enlarges a part
-
     long = max(map(len, classes)) > 3
     tests = "the server's test set" if found["tested_on"] == "server" else "the clients' tests"
     models = "model" if found["model"] == "global" else "models"
@@ -426,13 +470,34 @@ def confusion(run: Run) -> Iterator[Figure]:
         "confusion",
         "Confusion matrix",
         f"Samples by true and predicted class, of the last {found['model']} {models} on {tests}.",
-        draw,
+        partial(_draw_confusion, counts=counts, shares=shares, classes=classes, turned=long),
         size=(SIZE[0], 3.8),
         hover=_cells(counts, classes, classes, "true class", cl="predicted class", w="samples"),
         left=_room(classes),
         right=0.3,
         bottom=_room(classes) if long else BOTTOM,
     )
+
+
+def _draw_confusion(
+    fig: MplFigure,
+    counts: np.ndarray,
+    shares: np.ndarray,
+    classes: Sequence[str],
+    turned: bool,
+) -> None:
+    ax = _shades(fig, shares, "true class", "share of the true class")
+    ax.set(xlabel="predicted class")
+    whole_ticks(ax.xaxis)
+    _set_tick_names(ax.xaxis, classes)
+    _set_tick_names(ax.yaxis, classes)
+    ax.tick_params("x", rotation=90 if turned else 0)
+    if len(classes) <= WRITTEN:
+        for i, j in np.argwhere(counts):
+            text = f"{counts[i, j]:.6g}"
+            colour = style.ON_LIGHT if shares[i, j] > 0.5 else style.ON_DARK
+            cell = ax.text(j, i, text, ha="center", va="center", fontsize=9, color=colour)
+            cell.set_clip_on(True)  # the page moves what is clipped when it enlarges a part
 
 
 def partition(run: Run) -> Iterator[Figure]:
@@ -443,49 +508,54 @@ def partition(run: Run) -> Iterator[Figure]:
 
 def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
     """counts: (N, C) training samples by client and class."""
-    n, c_all = counts.shape
     held = counts.sum(1)
-
-    def draw(fig: MplFigure) -> None:
-        ax = fig.add_subplot()
-        width, height = fig.get_size_inches()
-        # Points of a cell.
-        across = 72 * (width - 0.9) / n
-        down = 72 * (height - 1.0) / c_all
-        largest = min(180.0, (0.9 * max(6.0, min(across, down))) ** 2)
-        dots = np.argwhere(counts).T
-        samples = counts[counts > 0]
-        sizes = np.unique(samples)
-        many = samples.size > HOVER // 10
-        circles = [(dots[:, samples == size], size) for size in sizes]
-        if many or len(sizes) > SIZES:
-            circles = [(dots, samples)]
-        for (i, c), size in circles:
-            ax.scatter(
-                i,
-                c,
-                s=largest * size / max(1, counts.max()),
-                color=COLOURS[0],
-                alpha=0.75,
-                linewidth=0,
-                rasterized=many,
-            )
-        ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
-        whole_ticks(ax.xaxis)
-        _set_tick_names(ax.yaxis, classes)
-        text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
-        ax.set_title(text, loc="right", fontsize=9)
 
     return Figure(
         "partition",
         "Data per client",
         "Training samples of each class at each client: the area of a circle is their number. The "
         f"smallest client has {held.min():,} samples, the largest {held.max():,}.",
-        draw,
-        hover=_cells(counts.T, classes, range(n), "class", cl="client", w="samples"),
+        partial(_draw_bubbles, counts=counts, classes=classes),
+        hover=_cells(counts.T, classes, range(len(counts)), "class", cl="client", w="samples"),
         legend=["above"],
         left=_room(classes),
     )
+
+
+def _draw_bubbles(
+    fig: MplFigure,
+    counts: np.ndarray,
+    classes: Sequence[str],
+) -> None:
+    n, c_all = counts.shape
+    ax = fig.add_subplot()
+    width, height = fig.get_size_inches()
+    # Points of a cell.
+    across = 72 * (width - 0.9) / n
+    down = 72 * (height - 1.0) / c_all
+    largest = min(180.0, (0.9 * max(6.0, min(across, down))) ** 2)
+    dots = np.argwhere(counts).T
+    samples = counts[counts > 0]
+    sizes = np.unique(samples)
+    many = samples.size > HOVER // 10
+    circles = [(dots[:, samples == size], size) for size in sizes]
+    if many or len(sizes) > SIZES:
+        circles = [(dots, samples)]
+    for (i, c), size in circles:
+        ax.scatter(
+            i,
+            c,
+            s=largest * size / max(1, counts.max()),
+            color=COLOURS[0],
+            alpha=0.75,
+            linewidth=0,
+            rasterized=many,
+        )
+    ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
+    whole_ticks(ax.xaxis)
+    _set_tick_names(ax.yaxis, classes)
+    text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
+    ax.set_title(text, loc="right", fontsize=9)
 
 
 def partition_file(counts: np.ndarray, classes: Sequence[str] | None, path: Path | str) -> None:

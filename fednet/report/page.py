@@ -4,7 +4,6 @@ for light and dark.
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections import deque
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ def _visible_text(value: object) -> object:
     return visible(value) if type(value) is str else value
 
 
-@canvas.drawing()
+@canvas.uncollected()
 def render(runs: Sequence[Run], again: int = 0) -> str:
     """Returns the page as text. again: seconds after which the page of a live run reloads, if it is
     served; 0: never.
@@ -87,18 +86,17 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
     names = (str(r.config.get("data", {}).get("dataset") or "unknown data") for r in runs)
     data = list(dict.fromkeys("the sites' own data" if n == "site" else n for n in names))
     axes = groups.comparable_costs(found)
-    panes = []  # of each metric that was recorded, a chart for each axis
-    for m in metrics_shown("page", (row for run in runs for row in run.rounds)):
-        charts = [curves.curve(found, x, m.name) for x in axes]
-        if shown := [chart for chart in charts if chart is not None]:
-            panes.append((groups.metric_label(found, m.name), shown))
-    cards = [list(figures.details(run)) for run in firsts]
-    every = [*itertools.chain(*cards), *(chart for _, charts in panes for chart in charts)]
     legend = [
         (f"{g.label} (n={len(g.runs)})", " ".join(str(d) for d in style.line(i)["dashes"] if d))
         for i, g in enumerate(found)
     ]
-    with parallel.drawings(every) as drawn:
+    with parallel.drawings() as draw:
+        panes = []  # of each metric that was recorded, a chart for each axis
+        for m in metrics_shown("page", (row for run in runs for row in run.rounds)):
+            charts = [curves.curve(found, x, m.name) for x in axes]
+            if shown := [(chart, draw(chart)) for chart in charts if chart is not None]:
+                panes.append((groups.metric_label(found, m.name), shown))
+        cards = [[(card, draw(card)) for card in figures.details(run)] for run in firsts]
         template = templates().get_template("page.jinja")
         values = {
             "title": f"{what} on {', '.join(data) if len(data) < 3 else f'{len(data)} datasets'}",
@@ -115,9 +113,9 @@ def render(runs: Sequence[Run], again: int = 0) -> str:
             "hidden": len(runs) - len(firsts),
             "runs": _runs(runs) if several else None,
         }
-        # The same order as in `every`.
-        values["cards"] = [[(card, next(drawn)) for card in of] for of in cards]
-        values["panes"] = [(name, [(c, next(drawn)) for c in charts]) for name, charts in panes]
+        # Now the drawings are needed.
+        values["cards"] = [[(card, drawn()) for card, drawn in of] for of in cards]
+        values["panes"] = [(name, [(c, drawn()) for c, drawn in charts]) for name, charts in panes]
     return template.render(values)
 
 

@@ -1,5 +1,5 @@
-"""Draws the figures of a page with all cores: matplotlib takes a few hundredths of a second for
-each, and a page has some thirty.
+"""Draws the figures of a page by other processes: they import matplotlib, which takes half a
+second, and draw, while this one reads the run.
 """
 
 from __future__ import annotations
@@ -8,58 +8,58 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 
 from markupsafe import Markup
 
 from fednet.capacity import die_with_parent
 from fednet.errors import StateError, stop_signals
 from fednet.experiment.placement import cores
-from fednet.report.canvas import Figure, inline
+from fednet.report.canvas import Figure, drawing, inline
+
+MOST = 4  # processes: more would import matplotlib for a few figures each
+
+Drawing = Callable[[], list[Markup]]  # waits for it
 
 
 @contextmanager
-def drawings(figures: Sequence[Figure]) -> Iterator[Iterator[list[Markup]]]:
-    """Yields the drawings of each figure, see `inline`, in the order of the figures. They are made
-    while this process goes on, by copies of it, one a core; by this process where it has one core,
-    or other threads, which would be missing in a copy. The same bytes come out. To be called within
-    `canvas.drawing`.
+def drawings() -> Iterator[Callable[[Figure], Drawing]]:
+    """Yields a function that has a figure drawn, see `inline`, and returns what waits for the
+    drawing. Figures are drawn meanwhile, by copies of this process, one for each further core. This
+    process draws them itself, as it waits, where it has one core, or other threads, which would be
+    missing in a copy. The same bytes come out.
 
     Raises StateError if the system ends such a copy.
     """
-    processes = min(cores(), len(figures))
-    if processes < 2 or threading.active_count() > 1:
-        yield (_draw(figures, k) for k in range(len(figures)))
+    names = (f"f{k}-" for k in count())
+    processes = min(MOST, cores() - 1)
+    if processes < 1 or threading.active_count() > 1:
+        with drawing():
+            yield lambda figure: partial(inline, figure, next(names))
         return
-    from matplotlib.backends import backend_svg  # noqa: F401 - once, not in each copy
-
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, fork, _begin, (figures, os.getpid())) as pool:
+    with ProcessPoolExecutor(processes, fork, _begin, (os.getpid(),)) as pool:
+        pool.submit(int)  # so that they begin
         try:
-            yield pool.map(_draw_shared, range(len(figures)))
+            yield lambda figure: pool.submit(inline, figure, next(names)).result
         except BrokenProcessPool:
             raise StateError(
                 "a process that drew figures was killed, perhaps because memory ran out; try again."
             ) from None
 
 
-_shared: Sequence[Figure] = ()  # what this copy draws of
+_settings = ExitStack()  # of a copy: matplotlib's, for all that it draws
 
 
-def _begin(figures: Sequence[Figure], parent: int) -> None:
-    global _shared
+def _begin(parent: int) -> None:
     die_with_parent(parent)
     for number in stop_signals():  # they are for the parent
         signal.signal(number, signal.SIG_IGN)
-    _shared = figures
-
-
-def _draw_shared(k: int) -> list[Markup]:
-    return _draw(_shared, k)
-
-
-def _draw(figures: Sequence[Figure], k: int) -> list[Markup]:
-    return inline(figures[k], f"f{k}-")
+    _settings.enter_context(drawing())
+    from matplotlib import figure  # noqa: F401 - before the first drawing is asked for
+    from matplotlib.backends import backend_svg  # noqa: F401

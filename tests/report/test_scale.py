@@ -22,6 +22,10 @@ def large(tmp_path_factory):
     return write(path, rounds=100, clients=2000, accuracy=accuracy, share=0.01)
 
 
+def undrawn(figure, own):
+    return ["", ""] if figure.wide else [""]
+
+
 def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatch):
     opened = []
 
@@ -32,8 +36,7 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
     rows = reading.rows
     monkeypatch.setattr(reading, "rows", counting)
     run = open_run(large)
-    # All but the drawing.
-    monkeypatch.setattr(parallel, "inline", lambda of, own: ["", ""] if of.wide else [""])
+    monkeypatch.setattr(parallel, "inline", undrawn)
     page.render([run])
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
