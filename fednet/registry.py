@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,6 +156,9 @@ class Registry:
         return self._index
 
     def _read_index(self) -> dict[str, Entry]:
+        # A tenth of the start of a command that asks for no names.
+        from importlib.metadata import entry_points
+
         mark = re.compile(rf'^@{self.kind}\("([^"]+)"', re.MULTILINE)
         found = dict[str, Entry]()
         for module, text in self._files():

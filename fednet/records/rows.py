@@ -358,7 +358,11 @@ class Event(Row, kw_only=True):
 
     @classmethod
     def parse(cls, text: Text) -> Event:
-        return cls.of(json.loads(text))
+        try:
+            record = msgspec.json.decode(text)
+        except msgspec.DecodeError:  # a NaN, which msgspec does not read
+            record = json.loads(text)
+        return cls.of(record)
 
     def line(self) -> JsonDict:
         whole = super().line()

@@ -266,8 +266,10 @@ def _draw_resources(
 
 def participation(run: Run) -> Iterator[Figure]:
     """Who was selected, completed and was dropped."""
-    last = max((max(r.selected) for r in run.rounds if r.selected), default=-1)
-    n = max(int(run.config.get("clients", 0)), 1 + last)
+    # Of a list without a count, numpy would first look for the type of each number.
+    selected = [np.fromiter(r.selected, np.intp, len(r.selected)) for r in run.rounds]
+    last = max((ids.max() for ids in selected if ids.size), default=-1)
+    n = max(int(run.config.get("clients", 0)), 1 + int(last))
     rounds = [r.round for r in run.rounds]
     if not n or not rounds:
         return
@@ -276,13 +278,12 @@ def participation(run: Run) -> Iterator[Figure]:
     # discarded. From 3 on: dropped, for reasons[code - 3].
     words = ["not selected", "completed", "not finished", *reasons]
     grid = np.zeros((len(rounds), n), np.uint8)
-    for of, r in zip(grid, run.rounds):
-        # Of lists, numpy would first look for the type of each number.
-        of[np.array(r.selected, np.intp)] = 2
-        of[np.array(r.completed, np.intp)] = 1
+    for of, ids, r in zip(grid, selected, run.rounds):
+        of[ids] = 2
+        of[np.fromiter(r.completed, np.intp, len(r.completed))] = 1
         for client, why in r.dropped.items():
             of[int(client)] = 3 + reasons.index(why)
-    grid = grid.T
+    grid = np.ascontiguousarray(grid.T)
     kinds = [re.split(r"\W", why)[0] for why in reasons]
     places = style.places(kinds, style.DROPS)
     dropped = [style.CELLS[2 + places[kind] % (len(style.CELLS) - 2)] for kind in kinds]
@@ -319,9 +320,10 @@ def _draw_participation(
 
     shades = np.rint(255 * to_rgba_array(colours)).astype(np.uint8)
     shades[0] = 0  # transparent
+    cells = shades.view(np.uint32)[grid]  # the four bytes of a colour at once
     ax = fig.add_subplot()
     ax.imshow(
-        shades[grid],
+        cells.view(np.uint8),
         aspect="auto",
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(grid) - 0.5, -0.5),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -363,7 +362,7 @@ def around(values: Sequence[float], kind: str = "ci") -> tuple[float, float, flo
     if kind == "minmax":
         return m, min(values), max(values)
     if kind == "std":
-        half = statistics.stdev(values)
+        half = deviation(values) or 0.0
     return m, m - half, m + half
 
 
