@@ -209,7 +209,8 @@ class ClientLoop:
     ) -> None:
         self.protocol = protocol
         protocol.bytes_read = self._bytes_read
-        self.transport = transport
+        self._unshaped = transport
+        self.transport = transport  # with the emulated links of a run, if it has any
         self.prepared: Prepared | None = None
         self.ended: m.End | m.Refuse | m.Standing | None = None
         self.error: BaseException | None = None  # ends the process
@@ -485,9 +486,7 @@ class ClientLoop:
         answers: list[Answer] = []
         while not self._finished.empty():
             given, answer = self._finished.get()
-            key = given.task.key
-            if self._wanted.get(key) is given:
-                del self._wanted[key]
+            if self._take_wanted(given):
                 answers.append(answer)
         if answers:
             self._follow(self._pass_on(answers))
@@ -496,10 +495,9 @@ class ClientLoop:
         self, given: p.DoTask, answer: tuple[m.Reply, Body] | None, faults: PlannedFaults
     ) -> None:
         """Sends what planned faults leave of what a task came to; None: nothing at all."""
-        key = given.task.key
-        if self._wanted.get(key) is not given:
+        if not self._take_wanted(given):
             return
-        del self._wanted[key]
+        key = given.task.key
         if answer is None or faults.silent(answer[0]):
             self._follow(self.protocol.abandon(key))
             return
@@ -508,6 +506,16 @@ class ClientLoop:
         if end is not None:
             self._cut_uploads.plan(key, end)
         self._follow(out + faults.after())
+
+    def _take_wanted(self, given: p.DoTask) -> bool:
+        """Takes a task out of those that are to be answered. Returns whether it was there: the
+        server may have cancelled it, and sent it again, which makes it another.
+        """
+        key = given.task.key
+        wanted = self._wanted.get(key) is given
+        if wanted:
+            del self._wanted[key]
+        return wanted
 
     def _pass_on(self, answers: Sequence[Answer]) -> list[p.Instruction]:
         """Passes what tasks came to on to the protocol, and returns its instructions."""
@@ -537,11 +545,10 @@ class ClientLoop:
         """Works with what was prepared from now on, and tells the server that it can send tasks."""
         if self.protocol.run != run:
             return  # another server has welcomed this process meanwhile, to another run
-        # Without the emulated links of the run before.
-        self.transport = getattr(self.transport, "inner", self.transport)
-        self.protocol.own_links = prepared.shape is not None
+        self.transport = self._unshaped
         if prepared.shape is not None:
-            self.transport = prepared.shape(self.transport, self._connected)
+            self.transport = prepared.shape(self._unshaped, self._connected)
+        self.protocol.own_links = prepared.shape is not None
         self.protocol.rounds_overlap = prepared.rounds_overlap
         self.protocol.largest = prepared.largest
         self._lines.main_exchange = prepared.main_exchange
@@ -550,9 +557,9 @@ class ClientLoop:
         self._follow(self.protocol.ready(prepared.layout, prepared.sites))
 
     # -- in the thread of a slot -------------------------------------------------------------------
-    def _later(self, call: Callable[[], None]) -> None:
+    def _call_in_loop(self, call: Callable[[], None]) -> None:
         """Makes the thread of the loop make this call; any thread may call it."""
-        self.slots.leave(partial(self._calls.put, call))
+        self.slots.hand_over(partial(self._calls.put, call))
         self._wake()
 
     def _wake(self) -> None:
@@ -565,12 +572,12 @@ class ClientLoop:
         if self._inline or self._closing.is_set():
             return
         looked = threading.Event()
-        self._later(looked.set)
+        self._call_in_loop(looked.set)
         looked.wait(LOOK_S)
 
     def _slots_changed(self) -> None:
         if not self._inline:
-            self._later(lambda: self._follow(self.protocol.slots_changed(self.slots.total)))
+            self._call_in_loop(lambda: self._follow(self.protocol.slots_changed(self.slots.total)))
 
     def _prepare_run(self, welcome: m.Welcome, device: int) -> None:
         try:
@@ -580,14 +587,13 @@ class ClientLoop:
             if not isinstance(broken, Exception):
                 name = type(broken).__name__
                 broken = CannotGoOn(f"a part of your own raised {name}: {broken}")
-            self.error = broken
-            self._later(lambda: None)
+            self._call_in_loop(partial(self._end, broken))
             return
         if not self._inline:
             give_back_freed()
         self.prepared = prepared
         self.slots.pack(prepared.packs, prepared.together)
-        self._later(partial(self._use, prepared, welcome.run))
+        self._call_in_loop(partial(self._use, prepared, welcome.run))
 
     def _do(self, given: p.DoTask, prepared: Prepared, device: int) -> None:
         """Does a wanted task, and leaves what came of it for the thread of the loop."""
@@ -625,7 +631,7 @@ class ClientLoop:
             self._queue_answer(given, done)
             # A pack has one thread, and a client process has its threads from the start.
             timed = self._inline and not worker.device.packed and stages.step_s < math.inf
-            if timed and self.slots.trained(device, stages.step_s):
+            if timed and self.slots.add_timing(device, stages.step_s):
                 worker.device.forget_scratch()
             return
         faults = PlannedFaults({fault.kind: fault.amount for fault in task.faults})
@@ -639,13 +645,13 @@ class ClientLoop:
         except Silenced:
             pass
         struck_answer = partial(self._answer_struck, given, answer, faults)
-        self._later(partial(self._call_at, due, struck_answer))
+        self._call_in_loop(partial(self._call_at, due, struck_answer))
 
     def _queue_answer(self, given: p.DoTask, answer: Answer) -> None:
         """Leaves what a task came to for the thread of the loop, which is woken when the call is
         over: those of clients that were trained together are answered together.
         """
-        self.slots.leave(partial(self._finished.put, (given, answer)))
+        self.slots.hand_over(partial(self._finished.put, (given, answer)))
 
     def _fail(self, given: p.DoTask, error: BaseException, again: bool = False) -> None:
         """Logs why a task failed, and tells the server in one line, which names no file of this
@@ -654,28 +660,26 @@ class ClientLoop:
         key = given.task.key
         base = isinstance(error, BaseAbsent)
         lacks = isinstance(error, (LeftRound, StateAbsent))
-        reason = ""
-        text = None
-        level = logging.ERROR
+        if isinstance(error, OSError) and error.errno in NO_STORAGE:
+            # The state that this task would leave cannot be kept. The process ends, and its clients
+            # are lost as if it had been killed.
+            self._call_in_loop(partial(self._end, error))
+            return
+        logged = ""
         if isinstance(error, RemoteProtocolError):
             reason = str(error)
             again = error.again
         elif isinstance(error, FednetError):
             reason = error_text(error)
-            text = str(error) if lacks else None
-            level = logging.WARNING if base else logging.ERROR
-        elif isinstance(error, OSError) and error.errno in NO_STORAGE:
-            # The state that this task would leave cannot be kept. The process ends, and its clients
-            # are lost as if it had been killed.
-            self._later(partial(self._end, error))
-            return
+            logged = str(error) if lacks else ""
         elif isinstance(error, OSError):
-            reason = text = why(error)
+            reason = logged = why(error)
         else:
             reason = error_text(error)[:1000]
-            text = traceback.format_exc()
-        if text is not None:
-            log.log(level, "client %d in round %d: %s", key.client, key.round, text)
+            logged = traceback.format_exc()
+        if logged:
+            level = logging.WARNING if base else logging.ERROR
+            log.log(level, "client %d in round %d: %s", key.client, key.round, logged)
         if isinstance(error, StateAbsent) and not base:
             # The user is told once of each client. A server in this process says it itself.
             if key.client not in self._lacking and not self._inline:
@@ -686,7 +690,7 @@ class ClientLoop:
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
         self._queue_answer(given, (failed, NOTHING))
         if isinstance(error, (StateError, SharedChanged)) and not lacks:
-            self._later(partial(self._end, error))
+            self._call_in_loop(partial(self._end, error))
 
     def _end(self, error: BaseException) -> None:
         """Ends the process with an error, once what its tasks came to before is sent."""
@@ -699,5 +703,5 @@ class ClientLoop:
         key = given.task.key
         if not self._inline:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._later(partial(self._answer_struck, given, None, PlannedFaults()))
+        self._call_in_loop(partial(self._answer_struck, given, None, PlannedFaults()))
         raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")

@@ -124,8 +124,9 @@ class SlotPool:
         self._changed = changed
         self._made = made
         self._look = look
-        self._calls: queue.SimpleQueue[DeviceCall | None] = queue.SimpleQueue()
-        # What the threads make: the calls, but inline only while the caller waits for them.
+        self._calls = queue.SimpleQueue[DeviceCall | None]()
+        # What the threads make: the calls, but inline only while the caller waits for them. At None
+        # a thread ends.
         self._due = queue.SimpleQueue[DeviceCall | None]() if inline else self._calls
         self._own = threading.local()  # a thread's turn
         self._steps_s: list[float] = []  # of the trainings that are timed
@@ -162,15 +163,13 @@ class SlotPool:
         theirs: a fifth more processor time.) Returns whether there was any. Raises what a call
         raised.
         """
-        if not self._threads:
-            if self._calls.empty():
-                return False
-            self._do(self._calls.get(), 0)
-            return True
         turns: list[_Turn] = []
         while not self._calls.empty():
             call = self._calls.get()
-            assert call is not None
+            assert call is not None  # inline, that is in `_due` alone
+            if not self._threads:
+                self._do(call, 0)
+                return True
             turns.append(_Turn(call))
             self._due.put(partial(self._take_turn, turns[-1]))
         for turn in turns:
@@ -182,8 +181,10 @@ class SlotPool:
                 raise turn.error
         return bool(turns)
 
-    def leave(self, done: Callable[[], None]) -> None:
-        """Does what a call leaves for the thread that put it: at once, or when it is its turn."""
+    def hand_over(self, done: Callable[[], None]) -> None:
+        """Does what a call leaves for the thread that put it: at once, or in its turn, where
+        `work_inline` has several calls made.
+        """
         turn: _Turn | None = getattr(self._own, "turn", None)
         if turn is None:
             done()
@@ -231,10 +232,8 @@ class SlotPool:
                     device.threads -= 1
                     return
 
-    def _do(self, call: DeviceCall | None, number: int) -> None:
+    def _do(self, call: DeviceCall, number: int) -> None:
         packs = self._devices[number].packs
-        if call is None:
-            return
         if packs is None:
             call(number)
             self._made()
@@ -252,13 +251,13 @@ class SlotPool:
             call = self._calls.get_nowait()
         except queue.Empty:
             return None
-        if call is None:  # the end, for the thread that does the packs
+        if call is None:  # the thread that does the packs ends when it takes that itself
             self._calls.put(None)
             return None
         return partial(call, number)
 
     # -- tasks -------------------------------------------------------------------------------------
-    def trained(self, number: int, step_s: float) -> bool:
+    def add_timing(self, number: int, step_s: float) -> bool:
         """Is told how long each step of a training took, in the mean. Returns whether from now on
         threads make the calls that the calling thread has made until now.
         """

@@ -185,7 +185,7 @@ def in_turn(s: SlotPool, n: int) -> tuple[list[int], set[int]]:
         if threading.current_thread() is not threading.main_thread() and number % 2 == 0:
             assert made[number + 1].wait(LIMIT_S)
         made[number].set()
-        s.leave(lambda: order.append(number))
+        s.hand_over(lambda: order.append(number))
 
     s.put([lambda device, number=number: call(device, number) for number in range(n)])
     while s.work_inline():
@@ -197,7 +197,7 @@ def test_beside_a_server_threads_make_long_calls_and_leave_their_results_in_orde
     s, _ = made(devices=("cpu",), most=2, inline=True)
     here = {threading.get_ident()}
     assert in_turn(s, 6) == (list(range(6)), here)
-    assert [s.trained(0, 10.0) for _ in range(TIMED)] == [False] * (TIMED - 1) + [True]
+    assert [s.add_timing(0, 10.0) for _ in range(TIMED)] == [False] * (TIMED - 1) + [True]
     order, threads = in_turn(s, 6)
     assert order == list(range(6))
     assert len(threads) == 2
@@ -209,14 +209,14 @@ def test_beside_a_server_threads_make_long_calls_and_leave_their_results_in_orde
 )
 def test_short_steps_of_training_stay_in_the_thread_of_the_server(made, most, steps_s):
     s, _ = made(devices=("cpu",), most=most, inline=True)
-    assert not any(s.trained(0, step_s) for step_s in steps_s)
+    assert not any(s.add_timing(0, step_s) for step_s in steps_s)
     assert in_turn(s, 4) == (list(range(4)), {threading.get_ident()})
 
 
 def test_what_a_call_raises_in_a_thread_is_raised_where_the_server_waits(made):
     s, _ = made(devices=("cpu",), most=2, inline=True)
     for _ in range(TIMED):
-        s.trained(0, 10.0)
+        s.add_timing(0, 10.0)
 
     def broken(device: int) -> None:
         raise KeyboardInterrupt
