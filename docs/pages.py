@@ -201,10 +201,9 @@ def imports() -> dict[str, set[str]]:
     type checkers see is left out.
     """
     graph = grimp.build_graph("fednet", exclude_type_checking_imports=True)
-    for file in graph.find_children("fednet"):
-        if graph.find_children(file):
-            graph.squash_module(file)
-    folders = {f for f in graph.find_children("fednet") if graph.is_module_squashed(f)}
+    folders = {module for module in graph.find_children("fednet") if graph.find_children(module)}
+    for folder in folders:
+        graph.squash_module(folder)
     below = {f: graph.find_upstream_modules(f) & folders for f in folders}
     return {f.removeprefix("fednet."): {o.removeprefix("fednet.") for o in below[f]} for f in below}
 

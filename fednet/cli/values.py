@@ -42,7 +42,6 @@ def numbers(text: str) -> list[float]:
 def whole_numbers(text: str) -> list[int]:
     """`0,1,2`, or `0-4`."""
     from fednet import ids
-    from fednet.errors import ConfigError
 
     try:
         found = ids.parse(text)

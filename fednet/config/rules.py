@@ -171,8 +171,7 @@ def _needs(c: Config) -> Iterator[Broken]:
         step = "the milliseconds of one training step, or devices.trace."
         yield "link.clock", f"virtual needs link.step_ms, {step}"
     if c.security.keys is not None and not c.security.curve:
-        key = "is given while security.curve is false; set security.curve: true."
-        yield "security.keys", key
+        yield "security.keys", "is given while security.curve is false; set security.curve: true."
     if c.privacy.noise and c.privacy.clip is None:
         yield "privacy.noise", "needs privacy.clip, the norm that it is a multiple of."
     # With less, the accountant's numbers overflow: of clients that are drawn it has said epsilon 0.
@@ -237,8 +236,7 @@ def _training(c: Config) -> Iterator[Broken]:
             packed = "packed clients have one loss; leave out train.pack, or class_weights."
             yield f"{where}.class_weights", packed
     if train.optimizer != "sgd" and train.momentum:
-        other = f"only applies to sgd; set it to 0 with {train.optimizer}."
-        yield "train.momentum", other
+        yield "train.momentum", f"only applies to sgd; set it to 0 with {train.optimizer}."
     numbers = call(train.schedule)[1]
     try:
         has_rates = min(numbers, default=1) > 0 and train.lr_at(c.rounds, c.rounds) < math.inf

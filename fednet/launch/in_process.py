@@ -23,6 +23,7 @@ from fednet.wire.messages import PART, WHOLE, Join, Refuse
 
 # Neither side hears the other while it works, and neither can be lost.
 SLOW_BEAT_S = 3600.0
+DEFAULTS = Config()
 
 
 def run_in_process(
@@ -40,16 +41,10 @@ def run_in_process(
     # Payloads cross whole, and large ones as tensors, unless something needs their bytes
     # (compressors, noise, masks, attacks), they may be cut short (a planned loss, an emulated
     # link), or the order of arrival counts.
-    sections = (
-        config.wire,
-        config.privacy,
-        config.aggregation,
-        config.link,
-        config.availability,
-        config.faults,
-        config.schedule,
+    by_reference = _has_defaults(
+        config, "wire", "privacy", "aggregation", "link", "availability", "faults", "schedule"
     )
-    part = WHOLE if all(section == type(section)() for section in sections) else PART
+    part = WHOLE if by_reference else PART
     network = Inproc(config.seed)
     transport = network.server()
     device = placement.place(how.device)[0]
@@ -113,16 +108,15 @@ def training_threads(config: Config, device: str, workers: int | None = None) ->
     the order of the tasks, as from one thread. There is one on a GPU, with packs, and where clients
     may be asked whose replies are not needed: one thread does not begin these.
     """
-    sections = (
-        config.round,
-        config.privacy,
-        config.link,
-        config.availability,
-        config.faults,
-        config.schedule,
+    waits_for_all = _has_defaults(
+        config, "round", "privacy", "link", "availability", "faults", "schedule"
     )
-    waits_for_all = all(section == type(section)() for section in sections)
     if device != "cpu" or config.train.pack > 1 or not waits_for_all:
         return 1
     most = workers or placement.cores() // config.train.threads
     return max(1, min(most, config.clients))
+
+
+def _has_defaults(config: Config, *sections: str) -> bool:
+    """Returns whether these sections of the configuration have their defaults."""
+    return all(getattr(config, name) == getattr(DEFAULTS, name) for name in sections)

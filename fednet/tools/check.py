@@ -577,7 +577,6 @@ def _run(
     callback: Callable[[Round], None] | None = None,
     resume: bool = False,
 ) -> list[JsonDict]:
-    from fednet.config import from_mapping
     from fednet.files import read_lines
     from fednet.launch import start
     from fednet.server.watch import ServerOptions

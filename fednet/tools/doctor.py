@@ -102,7 +102,7 @@ def bits(kind: str, args: argparse.Namespace) -> str:
             f"{kind} computed twice gives {first[:16]} and {again[:16]}; runs here cannot be "
             f"repeated."
         )
-    name = "cpu with train.portable" if kind == "cpu" and determinism.portable() else kind
+    name = "cpu with train.portable" if kind == "cpu" and determinism.is_portable() else kind
     return f"{name} {first[:16]}; machines with the same fingerprint compute the same bits"
 
 
@@ -179,15 +179,12 @@ def fingerprint(device: str = "cpu") -> str:
     def drawn_tensor(*shape: int) -> torch.Tensor:
         return torch.from_numpy(draw.standard_normal(shape).astype("float32")).to(device)
 
-    cudnn = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    threads = torch.get_num_threads()
-    flags = cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32
-    torch.set_num_threads(1)
-    cudnn.deterministic = True
-    cudnn.benchmark = False
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
+    with determinism.plain_mode():
+        torch.set_num_threads(1)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
         whole = hashlib.sha256()
 
         def take(x: torch.Tensor) -> None:
@@ -213,6 +210,3 @@ def fingerprint(device: str = "cpu") -> str:
             take(w)
         take(images.abs().sqrt())
         return whole.hexdigest()
-    finally:
-        torch.set_num_threads(threads)
-        cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32 = flags
