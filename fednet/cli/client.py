@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.client import join
-    from fednet.client import policy as policies
+    from fednet.client.policy import make_policy, read_file
 
     if args.id is None:
-        own = policies.read(args.policy).ids if args.policy is not None else None
+        own = read_file(args.policy).ids if args.policy is not None else None
         if own is None:
             raise ConfigError("--id is missing: say which clients, such as --id 3 or --id 0-24,40.")
         args.id = str(own)
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.run is not None and args.run.exists() and not args.run.is_dir():
         raise ConfigError(f"--run {args.run}: is no folder; expected the directory of a run.")
     loading.load_parts(args.load)  # the policy may name their kinds of payload and their options
-    policy = policies.policy(
+    policy = make_policy(
         args.policy, args.data, args.allow, download=args.download, faults=args.faults
     )
     server = args.server

@@ -90,7 +90,7 @@ class Policy(Limits, frozen=True):
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
-    def read(self, text: str) -> Config:
+    def read_config(self, text: str) -> Config:
         """Returns the configuration that a server sent. Raises ConfigError if it gives text to
         parts of this site's own that may name a file here, before any of them sees it.
         """
@@ -300,7 +300,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 # -- the file and the command line -----------------------------------------------------------------
-def read(path: Path) -> PolicyFile:
+def read_file(path: Path) -> PolicyFile:
     """Reads a policy file. Raises ConfigError, for an unknown key with the nearest known one."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -316,7 +316,7 @@ def read(path: Path) -> PolicyFile:
     return made
 
 
-def policy(
+def make_policy(
     file: Path | None,
     data: Path | None,
     allow: Sequence[str] | None,
@@ -332,7 +332,7 @@ def policy(
         alone: tuple[Path, ...] = () if data is None else (data,)
         kinds = None if allow is None else tuple(allow)
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
-    given = read(file)
+    given = read_file(file)
     check_kinds(given.allow or (), f"{file}: allow")
     said = {"allow": allow is not None, "download": download, "faults": faults}
     for name, is_given in said.items():

@@ -234,7 +234,7 @@ def accept_config(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     """
     from fednet.models.start import without_server_files
 
-    config = without_server_files(policy.read(welcome.config))
+    config = without_server_files(policy.read_config(welcome.config))
     wanted = asked.resolve(config.clients)
     if tuple(sorted(welcome.ids)) != wanted:
         raise ConfigError(

@@ -67,7 +67,7 @@ def set_switches(train: TrainSection | None = None) -> JsonDict:
         "cudnn_deterministic": True,
         "cudnn_benchmark": False,
         "tf32": tf32,
-        "portable": portable(),
+        "portable": is_portable(),
         "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"],
     }
 
@@ -142,7 +142,7 @@ def _round_roots() -> None:
     _kept.append(kernels)
 
 
-def portable() -> bool:
+def is_portable() -> bool:
     """Returns whether this process computes with `train.portable`."""
     return bool(_portable)
 

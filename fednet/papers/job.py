@@ -11,8 +11,7 @@ from pathlib import Path
 from fednet import papers
 from fednet.config import WHERE, load, to_mapping
 from fednet.errors import ConfigError, unknown
-from fednet.papers import mini as small
-from fednet.papers.mini import mini
+from fednet.papers import mini
 from fednet.papers.tables import Cell
 from fednet.plain import JsonDict
 from fednet.sweep.cells import RunSpec
@@ -66,7 +65,7 @@ class Reproduction:
         )
 
 
-def plan(asked: argparse.Namespace) -> Reproduction:
+def choose(asked: argparse.Namespace) -> Reproduction:
     """Chooses the cells that the command line asks for. Raises ConfigError for unknown names, and
     for keys and values that a run would refuse.
     """
@@ -100,7 +99,7 @@ def plan(asked: argparse.Namespace) -> Reproduction:
         others = [c for c in cells if (*c.column, c.method) in against and c not in chosen]
         cells = [*chosen, *others]
     if asked.scale == "mini":
-        cells = _distinct([mini(c) for c in cells])
+        cells = _distinct([mini.mini(c) for c in cells])
     cells = [replace(c, config=_with_needed_evaluations(c, asked.scale)) for c in cells]
     for text in asked.set:
         if (
@@ -163,7 +162,7 @@ def _with_needed_evaluations(cell: Cell, scale: str) -> JsonDict:
     rounds = int(cell.config["rounds"])
     personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
     if scale == "mini":
-        evaluations = small.PERSONAL_EVALUATIONS if personal else small.EVALUATIONS
+        evaluations = mini.PERSONAL_EVALUATIONS if personal else mini.EVALUATIONS
     else:
         evaluations = EVALUATIONS if personal else rounds
     sections = {

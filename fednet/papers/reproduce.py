@@ -16,9 +16,8 @@ from pathlib import Path
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import writable
-from fednet.papers import notation, rendering, results, search
-from fednet.papers import plan as planning
-from fednet.papers.job import Reproduction, plan
+from fednet.papers import notation, plan, rendering, results, search
+from fednet.papers.job import Reproduction, choose
 from fednet.papers.mini import DESCRIPTION
 from fednet.plain import JsonDict, align
 from fednet.report import costs, metrics
@@ -40,13 +39,13 @@ def main(asked: argparse.Namespace) -> int:
     if (printed := notation.costs(asked.table)) is not None:
         print(printed)
         return 0
-    job = plan(asked)
+    job = choose(asked)
     if asked.grid is not None:
         for path in search.write(job, asked.grid):
             print(f"fednet sweep {path}")
         return 0
     if asked.plan:
-        print(planning.plan(job, asked.out, asked.device, asked.jobs))
+        print(plan.plan(job, asked.out, asked.device, asked.jobs))
         return 0
     writable(asked.out, "--out")  # refused before hours of runs, not after them
     say = speaker(asked.quiet)

@@ -17,7 +17,7 @@ import pytest
 from fednet import config as configuration
 from fednet.algorithms.secure import StateBetweenSteps
 from fednet.client import join
-from fednet.client.policy import BudgetSection, Policy, policy
+from fednet.client.policy import BudgetSection, Policy, make_policy
 from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
 from fednet.experiment import build as experiment
 from fednet.secagg import SecureServer
@@ -178,7 +178,7 @@ def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
         samples(secret / "x.npz")
     config = told(data=data, model={"name": "mlp"}).replace("SECRET", str(secret))
     for named in (None, own):
-        text = refused(Liar(config), tmp_path / "state", policy=policy(None, named, None))
+        text = refused(Liar(config), tmp_path / "state", policy=make_policy(None, named, None))
         assert key in text
         assert "refused" in text
         assert "there is no" not in text
@@ -187,7 +187,7 @@ def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
 def test_what_is_below_the_sites_own_data_may_be_named(tmp_path):
     samples(tmp_path / "x.npz", 40)
     data = {"dataset": "arrays", "path": "x.npz", "partition": {"scheme": "iid"}}
-    with ready(tmp_path / "state", told(data=data), policy=policy(None, tmp_path, None)):
+    with ready(tmp_path / "state", told(data=data), policy=make_policy(None, tmp_path, None)):
         pass
 
 
@@ -195,7 +195,9 @@ def test_the_servers_root_is_not_read(tmp_path):
     secret = tmp_path / "secret"
     (secret / "train" / "a").mkdir(parents=True)
     data = {"dataset": "folder", "root": str(secret), "partition": {"scheme": "iid"}}
-    text = refused(Liar(told(data=data)), tmp_path / "state", policy=policy(None, tmp_path, None))
+    text = refused(
+        Liar(told(data=data)), tmp_path / "state", policy=make_policy(None, tmp_path, None)
+    )
     assert "secret" not in text
     assert f"{tmp_path}: no folder train/" in text
 
@@ -439,12 +441,12 @@ def test_the_policy_has_the_last_word_and_what_cannot_be_done_is_refused_at_the_
 ):
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    own = policy(file if text else None, None, None)
+    own = make_policy(file if text else None, None, None)
     assert says in refused(Liar(config), tmp_path / "state", policy=own)
 
 
 def test_facts_of_a_sites_own_data_leave_only_where_their_kind_is_allowed(tmp_path):
-    own = policy(None, samples(tmp_path / "x.npz"), ["delta", "state"])
+    own = make_policy(None, samples(tmp_path / "x.npz"), ["delta", "state"])
     config = told(data=SITE, evaluate={"every": 0}, algorithm="fedsgd")
     assert "'statistics'" in refused(Liar(config), tmp_path / "state", policy=own)
 
@@ -471,7 +473,7 @@ def test_a_policy_file_is_strict(tmp_path, text, says):
     file = tmp_path / "site.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=says):
-        policy(file, None, None)
+        make_policy(file, None, None)
 
 
 def test_a_policy_file_decides_what_the_command_line_does_not(tmp_path):
@@ -481,17 +483,17 @@ def test_a_policy_file_decides_what_the_command_line_does_not(tmp_path):
         "data: own\nallow: [state, statistics]\nfaults: false\n"
         "privacy: {clip: 1.0, noise: 2.0, epsilon: 3}\n"
     )
-    found = policy(file, None, None)
+    found = make_policy(file, None, None)
     assert found.data == tmp_path / "own"
     assert found.privacy == BudgetSection(clip=1.0, noise=2.0, epsilon=3.0)
-    narrower = policy(file, tmp_path / "own" / "part", None)
+    narrower = make_policy(file, tmp_path / "own" / "part", None)
     assert (narrower.data, narrower.allow) == (tmp_path / "own" / "part", ("state", "statistics"))
     with pytest.raises(ConfigError, match=r"the policy .* names"):
-        policy(file, tmp_path, None)
+        make_policy(file, tmp_path, None)
     with pytest.raises(ConfigError, match=r"--faults: the policy .* decides that"):
-        policy(file, None, None, faults=True)
+        make_policy(file, None, None, faults=True)
     with pytest.raises(ConfigError, match=r"--allow: the policy .* decides that"):
-        policy(file, None, ["state"])
+        make_policy(file, None, ["state"])
 
 
 # -- the end ---------------------------------------------------------------------------------------

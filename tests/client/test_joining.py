@@ -15,7 +15,7 @@ from fednet.algorithms.fedavg import FedAvg
 from fednet.client import join, preparing
 from fednet.client import loop as loops
 from fednet.client.loop import ClientLoop, RoundLines, read_server
-from fednet.client.policy import Policy, policy
+from fednet.client.policy import Policy, make_policy
 from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol
@@ -81,12 +81,12 @@ def test_a_join_says_nothing_that_the_sites_policy_hides(tmp_path):
         "processor (torch), names and digests of mine.py (--load), the client ids"
     )
     (tmp_path / "site.yaml").write_text("hide: [host, pid, device, versions]")
-    left = join.without(whole, policy(tmp_path / "site.yaml", None, None).hide)
+    left = join.without(whole, make_policy(tmp_path / "site.yaml", None, None).hide)
     assert left == m.Join(worker="w", ids=[3], files=whole.files)
-    assert join.without(whole, policy(None, None, None).hide) == whole
+    assert join.without(whole, make_policy(None, None, None).hide) == whole
     (tmp_path / "site.yaml").write_text("hide: [name]")
     with pytest.raises(ConfigError, match="hide"):
-        policy(tmp_path / "site.yaml", None, None)
+        make_policy(tmp_path / "site.yaml", None, None)
 
 
 def test_a_client_without_a_server_says_why_if_that_is_known(monkeypatch):

@@ -15,7 +15,7 @@ import torch
 from fednet import config as configuration
 from fednet import ids, registry
 from fednet.algorithms.fedavg import FedAvg
-from fednet.client.policy import Policy, policy
+from fednet.client.policy import Policy, make_policy
 from fednet.client.preparing import accept_config, explanation
 from fednet.data.base import Data
 from fednet.errors import ConfigError
@@ -100,7 +100,7 @@ SITE: dict[str, Any] = {"dataset": "site", "shape": [3], "format": "texts-table"
     ],
 )
 def test_a_server_may_choose_what_the_sites_own_file_names(data: dict[str, Any]) -> None:
-    Policy().read(sent(**data))
+    Policy().read_config(sent(**data))
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_other_text_is_refused_unless_the_policy_lets_the_server_choose(
     config = sent(**data)
     Reader.opened.clear()  # by the user who wrote the configuration
     with pytest.raises(ConfigError, match=f"{key}: the server gives .* of this site's own"):
-        Policy().read(config)
+        Policy().read_config(config)
     assert not Reader.opened  # no part is made with the text
     file = tmp_path / "site.yaml"
     file.write_text(f"text: [{key}]\n")
-    policy(file, None, None).read(config)
+    make_policy(file, None, None).read_config(config)
     Policy.of_run(None).read(config)  # under `fednet run` the same user wrote both
     assert Reader.opened == (["/etc/passwd"] * 2 if key == "algorithm.prior" else [])
 
@@ -156,7 +156,7 @@ def test_a_process_serves_only_clients_that_the_policy_names(
 ) -> None:
     file = tmp_path / "site.yaml"
     file.write_text(f"ids: {named}\n")
-    own = policy(file, None, None)
+    own = make_policy(file, None, None)
     clients = ids.parse(asked)
     welcome = Welcome(
         run="r",
@@ -174,10 +174,10 @@ def test_a_process_serves_only_clients_that_the_policy_names(
 
 
 def test_a_path_of_a_dataset_of_ones_own_is_below_the_sites_data(tmp_path: Path) -> None:
-    config = Policy().read(sent(dataset="texts-anything", path="x.csv"))
+    config = Policy().read_config(sent(dataset="texts-anything", path="x.csv"))
     with pytest.raises(ConfigError, match="without --data"):
         Policy().applied_to(config)
-    applied = policy(None, tmp_path, None).applied_to(config)
+    applied = make_policy(None, tmp_path, None).applied_to(config)
     assert applied.data.options["path"] == str(tmp_path / "x.csv")
 
 
@@ -214,7 +214,7 @@ def test_the_model_is_tried_on_each_form_of_data_that_a_process_hosts(tmp_path: 
     section = site_data(tmp_path, 0, 2)
     site_data(tmp_path, 1, x_train=np.ones((20, 4), np.int64), x_test=np.ones((20, 4), np.int64))
     server = Liar(told(data={k: v for k, v in section.items() if k != "root"}), ids=[0, 1, 2])
-    own = policy(None, tmp_path, None)
+    own = make_policy(None, tmp_path, None)
     text = refused(server, tmp_path / "state", ids="0-2", policy=own)
     assert text.startswith("client 1: model mlp: it fails")
 

@@ -29,7 +29,7 @@ def asked(words, *more):
 
 
 def job(words, *more):
-    return jobs.plan(asked(words, *more))
+    return jobs.choose(asked(words, *more))
 
 
 def reproduce(words, *more):

@@ -127,7 +127,7 @@ def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_t
     parser = Parser()
     reproduce.add(parser)
     words = "fedpdc/table5 --only FedAvg,FedPDC --seeds 0,1 --dataset CIFAR-10 --setting CNN"
-    job = jobs.plan(parser.parse_args(words.split()))
+    job = jobs.choose(parser.parse_args(words.split()))
     for cell, seed, task in job.runs(tmp_path):
         if (cell.method, seed) != ("FedAvg", 1):
             fake_run.write(task.run, rounds=4, accuracy=[0.1, 0.4, 0.3, 0.5], seed=seed)
