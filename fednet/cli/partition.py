@@ -39,10 +39,8 @@ def run(args: argparse.Namespace) -> None:
     )
     counts = federation.table()
     if not args.quiet:
-        sums = [
-            *counts.tolist(),
-            counts.sum(axis=0).tolist(),
-        ]  # by class, of each client and of all
+        # By class, of each client and of all.
+        sums = [*counts.tolist(), counts.sum(axis=0).tolist()]
         rows = [
             [who, *(f"{n}" if n else "·" for n in row), f"{sum(row)}"]
             for who, row in zip([*map(str, range(config.clients)), "all"], sums)

@@ -3,5 +3,5 @@ device.
 
 Imported by `launch`, `tools` and `cli`; never by `server`, and it imports nothing of
 `server`. Read in this order: join, preparing, loop, stages, worker, evaluation, faults,
-slots, packs, policy, books.
+slots, packs, round_lines, policy, books.
 """

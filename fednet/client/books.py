@@ -176,7 +176,7 @@ class Answers(SiteAccount):
         self._runs.add(row.run)
         self._noises.setdefault(row.client, Counter())[row.noise] += 1
 
-    def of(self, run: str) -> bool:
+    def answered_in(self, run: str) -> bool:
         """Returns whether a client answered in that run before this process was started."""
         return run in self._runs
 

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from fednet.client.packs import Packs
 
 SPARE = 0.9  # of the memory is used: another client may need more than the first one
-MAX_TASKS = (
-    16  # tasks on a device at once: more threads of a Python process only wait for each other
-)
+# Tasks on a device at once: more threads of a Python process only wait for each other.
+MAX_TASKS = 16
 MEASURED = ("cuda",)  # kinds of devices whose memory is measured
 TIMED = 3  # trainings that are timed before there are threads on a processor
 # A step of training has to take so long. Threads hand Python's lock to one another at each

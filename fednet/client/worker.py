@@ -148,19 +148,20 @@ class Worker:
         secrets: MaskedAccount | None,
     ) -> None:
         config = experiment.config
+        method = experiment.algorithm
         self.experiment = experiment
         self.store = store
         self.pack = pack
         self.policy = policy
         self.device = Device(device, site, packed=pack is not None)
-        self.keeps_local = evaluation.keeps_local(config, experiment.algorithm.personalised)
+        self.keeps_local = evaluation.keeps_local(config, method.personalised)
         self._secrets = secrets
         self._account = answers.account if answers else None
         self._noise = privacy.noise_of(
             config,
             "client",
             store.root / "noise.key",
-            drawn=answers is not None and answers.of(store.root.name),
+            drawn=answers is not None and answers.answered_in(store.root.name),
         )
         self._balanced = balanced
         self._balanced_set: Pair | None = None
@@ -168,9 +169,8 @@ class Worker:
         self._untouched = Untouched(config.algorithm.name)
         # A user's own method may change what it was given, or what it has returned. fednet's own
         # do not, which tests/contract holds each of them to: large models save the time.
-        self._checked = not shipped(type(experiment.algorithm).__module__)
+        self._checked = not shipped(type(method).__module__)
         self._malicious = attacks.malicious(config)
-        method = experiment.algorithm
         self._masks = is_secure(method)
         self._main = method.main_exchange
         has_state = bool(dataclasses.fields(method.Client))  # type: ignore[arg-type]

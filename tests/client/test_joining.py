@@ -14,8 +14,9 @@ from fednet import registry
 from fednet.algorithms.fedavg import FedAvg
 from fednet.client import join, preparing
 from fednet.client import loop as loops
-from fednet.client.loop import ClientLoop, RoundLines, read_server
+from fednet.client.loop import ClientLoop, read_server
 from fednet.client.policy import Policy, make_policy
+from fednet.client.round_lines import RoundLines
 from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.files import write_record
 from fednet.protocol.client import ClientProtocol
