@@ -10,11 +10,7 @@ import torch
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.config import Config
 from fednet.experiment.build import Experiment
-from fednet.experiment.evaluations import (
-    EVALUATED_MODELS,
-    DetailedEvaluationReply,
-    EvaluationReply,
-)
+from fednet.experiment.evaluations import EVALUATED_MODELS, DetailedEvaluationReply, EvaluationReply
 from fednet.experiment.store import Record
 from fednet.loading import WrongPart, place
 from fednet.training import metrics

@@ -3,6 +3,7 @@ place.
 
 A part's own mapping (algorithm, model, dataset, partition) is checked against the type that the
 registry returns for its name. Importing this module imports no part and no torch.
+Read in this order: tree, schema, fit, parts, rules, reading, keys.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def _clients(c: Config) -> Iterator[Broken]:
         yield "clients_per_round", f"{wanted} is more than the {there} clients that may train."
     most = c.first or c.asked
     if round.min_results > most:
-        waits = f"is more than the {most} replies that a round waits for."
-        yield "round.min_results", f"{round.min_results} {waits}"
+        rest = f"is more than the {most} replies that a round waits for."
+        yield "round.min_results", f"{round.min_results} {rest}"
     if round.start != "all" and round.start > c.clients:
         yield "round.start", f"{round.start} is more than the {c.clients} clients there are."
     # A client that is alive sends at least two heartbeats before it counts as lost.
@@ -162,14 +162,14 @@ def _data(c: Config) -> Iterator[Broken]:
     if c.data.public.samples and c.data.public.fraction:
         yield "data.public", f"both samples and fraction are given; {KEEP_ONE}"
     if c.data.validation + c.data.public.fraction >= 1:
-        left = "validation and public.fraction together leave no sample for the clients."
-        yield "data.validation", left
+        sentence = "validation and public.fraction together leave no sample for the clients."
+        yield "data.validation", sentence
 
 
 def _needs(c: Config) -> Iterator[Broken]:
     if c.link.clock == "virtual" and c.link.step_ms is None and c.devices.trace is None:
-        step = "the milliseconds of one training step, or devices.trace."
-        yield "link.clock", f"virtual needs link.step_ms, {step}"
+        rest = "the milliseconds of one training step, or devices.trace."
+        yield "link.clock", f"virtual needs link.step_ms, {rest}"
     if c.security.keys is not None and not c.security.curve:
         yield "security.keys", "is given while security.curve is false; set security.curve: true."
     if c.privacy.noise and c.privacy.clip is None:
@@ -184,11 +184,11 @@ def _needs(c: Config) -> Iterator[Broken]:
     if c.stop.accuracy is not None and not every:
         yield "stop.accuracy", "needs evaluate.every of at least 1: nothing would measure it."
     if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
-        needs = "needs evaluate.global or evaluate.clients: nothing would measure it."
-        yield "stop.accuracy", needs
+        sentence = "needs evaluate.global or evaluate.clients: nothing would measure it."
+        yield "stop.accuracy", sentence
     if c.evaluate.held_out and (not every or c.evaluate.clients == "none"):
-        needs = "needs evaluate.every and evaluate.clients: these clients do nothing but evaluate."
-        yield "evaluate.held_out", needs
+        rest = "these clients do nothing but evaluate."
+        yield "evaluate.held_out", f"needs evaluate.every and evaluate.clients: {rest}"
     # Whether `stop.metric` is measured, and often enough for `stop.patience`.
     known = ("accuracy", "validation_accuracy", "test_loss", *c.evaluate.metrics)
     if name not in known:
@@ -233,8 +233,8 @@ def _training(c: Config) -> Iterator[Broken]:
             expected = f"expected task: classification, got {c.task!r}."
             yield f"{where}.class_weights", f"weighs the classes in the loss; {expected}"
         if section.class_weights and train.pack > 1:
-            packed = "packed clients have one loss; leave out train.pack, or class_weights."
-            yield f"{where}.class_weights", packed
+            sentence = "packed clients have one loss; leave out train.pack, or class_weights."
+            yield f"{where}.class_weights", sentence
     if train.optimizer != "sgd" and train.momentum:
         yield "train.momentum", f"only applies to sgd; set it to 0 with {train.optimizer}."
     numbers = call(train.schedule)[1]
@@ -243,12 +243,12 @@ def _training(c: Config) -> Iterator[Broken]:
     except OverflowError:
         has_rates = False
     if not has_rates:
-        rates = f"has no learning rate for each of {c.rounds} rounds; expected numbers above 0."
-        yield "train.schedule", f"{train.schedule} {rates}"
+        rest = f"has no learning rate for each of {c.rounds} rounds; expected numbers above 0."
+        yield "train.schedule", f"{train.schedule} {rest}"
     numbers = call(train.local_schedule)[1]
     if min(numbers, default=1) <= 0 or max(numbers[-1:], default=1) > 1:
-        decays = "expected numbers above 0, and a factor of at most 1."
-        yield "train.local_schedule", f"{train.local_schedule}: {decays}"
+        rest = "expected numbers above 0, and a factor of at most 1."
+        yield "train.local_schedule", f"{train.local_schedule}: {rest}"
     if train.keep_optimizer and train.optimizer == "sgd" and not train.momentum:
         yield (
             "train.keep_optimizer",
@@ -257,8 +257,8 @@ def _training(c: Config) -> Iterator[Broken]:
     if train.pack == 1:
         return
     if train.keep_optimizer:
-        packed = "packed clients begin with an empty optimizer; leave out one of the two."
-        yield "train.pack", packed
+        sentence = "packed clients begin with an empty optimizer; leave out one of the two."
+        yield "train.pack", sentence
     for key, allowed in (
         ("train.optimizer", ("sgd",)),
         ("train.local_schedule", ("constant",)),
@@ -295,8 +295,8 @@ def _schedule(c: Config) -> Iterator[Broken]:
     if every is None and mode == "semi-sync":
         yield "schedule", "semi-sync needs every, the seconds between two updates."
     if buffer is not None and buffer > c.training_clients:
-        most = f"{buffer} is more than the {c.training_clients} clients that may train."
-        yield "schedule.buffer", most
+        sentence = f"{buffer} is more than the {c.training_clients} clients that may train."
+        yield "schedule.buffer", sentence
     if mode == "sync":
         return
     without = {
@@ -424,8 +424,8 @@ def _absent(c: Config) -> Iterator[Broken]:
     for key in ("p", "up", "down"):
         given = getattr(c.availability, key) is not None
         if given and key not in needs:
-            has = ", ".join(needs) or "no options"
-            yield f"availability.{key}", f"does not belong to {model}, which has {has}."
+            options = ", ".join(needs) or "no options"
+            yield f"availability.{key}", f"does not belong to {model}, which has {options}."
         if not given and key in needs:
             yield "availability", f"{model} needs {' and '.join(needs)}."
 
@@ -445,8 +445,8 @@ def _faults(c: Config) -> Iterator[Broken]:
         if fault.kind == "server_crash" and fault.client is not None:
             yield here, f"number {i}, server_crash, has no client."
         if fault.client is not None and fault.client >= c.clients:
-            span = f"ids go from 0 to {c.clients - 1}."
-            yield here, f"number {i}: there is no client {fault.client}; {span}"
+            rest = f"ids go from 0 to {c.clients - 1}."
+            yield here, f"number {i}: there is no client {fault.client}; {rest}"
         needed = FAULT_NEEDS.get(fault.kind)
         if needed and getattr(fault, needed) is None:
             yield here, f"number {i}, {fault.kind}, needs {needed}."
@@ -460,23 +460,23 @@ def _method(c: Config, m: Part) -> Iterator[Broken]:
         loss = f"{name} trains with a loss of its own about classes"
         yield "task", f"{loss}; expected classification, got {c.task!r}."
     if m.sgd_only and c.train.optimizer != "sgd":
-        sgd = f"{name} assumes plain SGD steps; expected sgd, got {c.train.optimizer!r}."
-        yield "train.optimizer", sgd
+        sentence = f"{name} assumes plain SGD steps; expected sgd, got {c.train.optimizer!r}."
+        yield "train.optimizer", sentence
     if m.momentum_free and c.train.momentum:
-        free = f"{name} assumes local steps without momentum; expected 0, got {c.train.momentum}."
-        yield "train.momentum", free
+        rest = f"expected 0, got {c.train.momentum}."
+        yield "train.momentum", f"{name} assumes local steps without momentum; {rest}"
     for key, why in m.forbids.items():
         if key in ClientTrainSection.__struct_fields__:
             for pattern, own in c.train.per_client.items():
                 if getattr(own, key) is not None:
-                    alike = f"{name} needs the same for all clients: {why}."
-                    yield f"train.per_client.{pattern}.{key}", alike
+                    sentence = f"{name} needs the same for all clients: {why}."
+                    yield f"train.per_client.{pattern}.{key}", sentence
         elif getattr(c.train, key, None) != getattr(TrainSection(), key, None):
             yield f"train.{key}", f"{name} does not allow it: {why}."
     for where, section in _trainings(c):
         if m.classes_only and section.class_weights:
-            weighs = f"{name} has a loss of its own about classes, which takes no class weights."
-            yield f"{where}.class_weights", weighs
+            sentence = f"{name} has a loss of its own about classes, which takes no class weights."
+            yield f"{where}.class_weights", sentence
     held = f"{name} needs samples held out for the server"
     if m.needs_public and c.data.dataset == SITE:
         yield "data.dataset", f"{held}; with site the sites have them all."
@@ -492,8 +492,8 @@ def _method(c: Config, m: Part) -> Iterator[Broken]:
             f"all; expected async or semi-sync, got sync (without a mode it is async).",
         )
     if mode != "sync" and len(m.exchanges) > 1:
-        many = f"{name} has {len(m.exchanges)} exchanges a round; expected sync, got {mode}."
-        yield "schedule", many
+        sentence = f"{name} has {len(m.exchanges)} exchanges a round; expected sync, got {mode}."
+        yield "schedule", sentence
     if mode != "sync" and not m.asynchronous:
         yield (
             "schedule",
@@ -547,8 +547,8 @@ def _secagg(c: Config, m: Part) -> Iterator[Broken]:
     if primitives.missing():
         yield "privacy.secagg.protocol", lacking("secure aggregation", "cryptography")
     if not m.summed or len(m.exchanges) != 1 or m.Enrolment is not None:
-        more = "more of each reply than a weighted sum of its fields."
-        yield "privacy.secagg.protocol", f"the server of {c.algorithm.name} needs {more}"
+        rest = "more of each reply than a weighted sum of its fields."
+        yield "privacy.secagg.protocol", f"the server of {c.algorithm.name} needs {rest}"
     without = {
         "aggregation.rule": "a rule looks at single replies",
         "checkpoint.every": "no round can be summed twice; set 1",
@@ -580,5 +580,5 @@ def _exchanges(c: Config, m: Part) -> Iterator[Broken]:
         exchanges = len(STEPS)
     for i, fault in enumerate(c.faults.schedule, 1):
         if fault.exchange is not None and fault.exchange >= exchanges:
-            has = f"a round of {c.algorithm.name} has {exchanges} here, from 0."
-            yield "faults.schedule", f"number {i}: exchange {fault.exchange}; {has}"
+            rest = f"a round of {c.algorithm.name} has {exchanges} here, from 0."
+            yield "faults.schedule", f"number {i}: exchange {fault.exchange}; {rest}"

@@ -21,11 +21,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Settings of torch, oneDNN and MKL for `train.portable`: instructions that x86-64 processors have
 # had since 2013, and the code of MKL that is the same for every maker of processors.
-PORTABLE = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_CBWR": "COMPATIBLE",
-}
+PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
 # Whether this process computes so: the libraries ask once, at their first kernel. _kept keeps the
 # registered square roots.
 _portable: bool | None = None

@@ -81,11 +81,7 @@ def shaper(config: Config) -> Shaper | None:
     ):
         return None
     return lambda transport, is_open: ShapedClient(
-        transport,
-        time.monotonic,
-        chooser(config),
-        curve=config.security.curve,
-        is_open=is_open,
+        transport, time.monotonic, chooser(config), curve=config.security.curve, is_open=is_open
     )
 
 

@@ -90,15 +90,7 @@ def run_in_process(
         loop.step(0.0)
         loop.close()
 
-    end = Endpoint(
-        transport,
-        None,
-        SLOW_BEAT_S,
-        pump,
-        listen=built.append,
-        leave=leave,
-        part=part,
-    )
+    end = Endpoint(transport, None, SLOW_BEAT_S, pump, listen=built.append, leave=leave, part=part)
     return run_server(config, directory, end, how)
 
 

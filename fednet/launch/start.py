@@ -12,13 +12,7 @@ from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ClientsJoin, ConfigError, FednetError
 from fednet.experiment import lock, selection
-from fednet.experiment.rundir import (
-    claim,
-    forget,
-    renew,
-    write_configuration,
-    write_status,
-)
+from fednet.experiment.rundir import claim, forget, renew, write_configuration, write_status
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.records.manifest import read_manifest

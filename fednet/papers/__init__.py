@@ -4,7 +4,8 @@
 compares with: NIID-Bench, McMahan et al., PFLlib, FedSMU, GAS. `tables` reads them;
 `cells("feddpc/table2")` is every combination of method, dataset and heterogeneity, with the whole
 configuration of its run and the figures that the paper prints for it. Then `job` (what the command
-line asks for), `reproduce`, and `results`.
+line asks for) and `mini`, `reproduce`, `results` and `rendering`; `plan`, `search` and `notation`
+are what else the command does.
 """
 
 from fednet.papers.tables import FIELD as FIELD

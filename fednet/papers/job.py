@@ -17,13 +17,7 @@ from fednet.plain import JsonDict
 from fednet.sweep.cells import RunSpec
 
 # Measures for which every client has to be evaluated.
-PERSONAL = (
-    "pfl_accuracy",
-    "drift_accuracy",
-    "solo_accuracy",
-    "client_accuracy",
-    "points_gained",
-)
+PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "client_accuracy", "points_gained")
 OWN = {
     "seed": "--seeds says with which seeds a table is run",
     "name": "a run's name says which cell it is",

@@ -2,5 +2,4 @@
 and what a method sends (costs).
 
 Imported by `cli` alone.
-Read in any order.
 """
