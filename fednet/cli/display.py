@@ -1,6 +1,4 @@
-"""The progress of a run: one live line at a terminal, plain lines elsewhere, nothing with
---quiet.
-"""
+"""The progress of a run: one live line at a terminal, lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ class Display:
             self._write(f"{ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
 
     def _write(self, text: str) -> None:
-        """A reader that has gone, such as a closed terminal or a full disk, does not stop the
-        run.
-        """
+        """A reader that has gone, such as a closed terminal or a full disk, stops no run."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()

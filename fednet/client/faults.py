@@ -35,9 +35,7 @@ class PlannedFaults:
     """By kind; see `faults.schedule` in the configuration for the units."""
 
     def around(self, work: Work, crash: Callable[[], NoReturn]) -> Work:
-        """The same work with the faults that strike while it is done. crash() ends the process, or
-        raises.
-        """
+        """The same work with the faults that strike while it is done. crash() does not return."""
 
         def struck(stages: Stages) -> tuple[m.Reply, Body]:
             if "drop_before_training" in self.amounts:

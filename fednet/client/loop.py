@@ -315,9 +315,7 @@ class ClientLoop:
 
     # -- messages ----------------------------------------------------------------------------------
     def _received(self, frames: Frames) -> None:
-        """Reads a message; handles it at once, but for a task, which is handled with those that
-        come next.
-        """
+        """Reads a message and handles it; a task, with those that come right after it."""
         try:
             message, body = self.link.receive(CONNECTION, frames)
         except RemoteProtocolError as broken:
@@ -342,9 +340,7 @@ class ClientLoop:
             self._handle(read)
 
     def _handle(self, messages: Sequence[tuple[m.Message, Body | None, Frames]]) -> None:
-        """Hands messages to the protocol, records them, and does what follows from them: each step
-        for all of them.
-        """
+        """Hands messages to the protocol, records them, does what follows: each step for all."""
         now = time.monotonic()
         follows: list[p.Instruction] = []
         came: list[Incoming] = []

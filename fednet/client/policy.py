@@ -164,9 +164,7 @@ class Policy(Limits, frozen=True):
             )
 
     def check_built(self, experiment: Experiment) -> None:
-        """Raises ConfigError if the largest model, the samples or what leaves is more than the site
-        allows.
-        """
+        """Raises ConfigError if the largest model, the samples or what leaves is not allowed."""
         from fednet.models import bytes_of
 
         if experiment.data is not None:

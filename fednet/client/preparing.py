@@ -339,9 +339,7 @@ class Explained(FednetError):
 def explain(
     policy: Policy, asked: Ids, state: Path | None, loop: ClientLoop, welcome: m.Welcome
 ) -> Prepared:
-    """Takes the place of `prepare`: prints what the run would do at this site, and raises
-    `Explained`.
-    """
+    """In place of `prepare`: prints what the run would do at this site, and raises `Explained`."""
     from fednet.experiment import build
 
     config = accept_config(welcome, policy, asked)

@@ -44,9 +44,7 @@ DeviceCall = Callable[[int], None]  # gets the number of the device on which it 
 
 
 class NoRoom(FednetError):
-    """A task ran out of its device's memory. again_s: seconds until it is done again; None if it is
-    not.
-    """
+    """A task ran out of its device's memory. again_s: until it is done again; None if it is not."""
 
     def __init__(self, device: str, again_s: float | None) -> None:
         alone = " for this client alone" if again_s is None else ""
@@ -271,9 +269,7 @@ class SlotPool:
         return True
 
     def run(self, number: int, work: Callable[[], T], forget: Callable[[], None]) -> T:
-        """Returns what `work()` returns. If the device runs out of memory, calls `forget()` and
-        raises NoRoom.
-        """
+        """Returns what `work()` returns. If memory runs out, calls `forget()` and raises NoRoom."""
         import torch
 
         device = self._devices[number]

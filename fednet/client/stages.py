@@ -19,9 +19,7 @@ class TaskCancelled(FednetError):
 
 
 class Stages:
-    """What a task is at. What it calls as it goes on raises TaskCancelled if the task is not in
-    `wanted` any more.
-    """
+    """What a task is at. Its calls raise TaskCancelled if the task is not in `wanted` any more."""
 
     seconds: defaultdict[str, float]
     """By stage: how long the task was at it, until the last one was entered."""

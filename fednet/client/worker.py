@@ -370,9 +370,7 @@ class Worker:
         return reply, sent
 
     def _load(self, task: m.Task) -> tuple[Record, str]:
-        """Returns what the client kept, and of which version that is: "" where it is lost, and not
-        needed.
-        """
+        """Returns what the client kept, and its version: "" where it is lost, and not needed."""
         key = task.key
         trains_anew = key.purpose == "train" and not self._needs_past
         if trains_anew and key.phase == self._main:

@@ -124,9 +124,7 @@ def keys(kind: Hint) -> list[str]:
 
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
-    """Returns the error for an unknown key: with the key that was probably meant, else with all
-    keys.
-    """
+    """Returns the error for an unknown key: with the key that was probably meant, or all keys."""
     before = f"{path}." if path else ""
     low = key.lower().replace("-", "_")
     others = foreign()["keys"]

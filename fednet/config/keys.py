@@ -1,6 +1,4 @@
-"""Every configuration key and every option of a part, from their declarations: type, default, unit,
-and what it does.
-"""
+"""Every key of the configuration and option of a part: type, default, unit, and what it does."""
 
 from __future__ import annotations
 

@@ -246,9 +246,7 @@ def set_key(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
 
 # -- back ------------------------------------------------------------------------------------------
 def to_mapping(config: Config) -> JsonDict:
-    """Returns the whole configuration as plain values under the names of the file's keys, every
-    default filled in.
-    """
+    """Returns the configuration with all defaults, as plain values under the names of the keys."""
     whole: JsonDict = msgspec.json.decode(msgspec.json.encode(config))
     data = whole["data"]
     named = whole["algorithm"], whole["model"], data, data["partition"], whole["selection"]

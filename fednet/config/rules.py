@@ -537,9 +537,7 @@ FROM_ALL_REPLIES = ("alie", "ipm")  # attacks that are made at the server from a
 
 
 def _secagg(c: Config, m: Part) -> Iterator[Broken]:
-    """Checks that nothing needs a single reply, which the server does not see under secure
-    aggregation.
-    """
+    """Checks that nothing needs a single reply, which secure aggregation hides."""
     if c.privacy.secagg.protocol == "none":
         return
     from fednet.secagg import primitives

@@ -71,9 +71,7 @@ class _Loader(yaml.composer.Composer, yaml.CSafeLoader):
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Quotes whatever this loader or any YAML 1.1 reader would take for something else than
-    text.
-    """
+    """Quotes what this loader or any YAML 1.1 reader would take for something else than text."""
 
     yaml_implicit_resolvers = {
         k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()

@@ -22,9 +22,7 @@ SPLIT = ("training", "evaluating", "encoding")  # the parts of a task whose seco
 
 
 class GlobalModel(Payload):
-    """Asks a client to evaluate the global model, or the newest shared part of a method that shares
-    no more.
-    """
+    """Asks a client to evaluate the global model, or the newest shared part of it."""
 
     x: Weights
 

@@ -59,9 +59,7 @@ class Lock:
         self.holder = holder
 
     def release(self) -> None:
-        """Deletes the file, unless another process has taken the lock. A forked process leaves the
-        file alone.
-        """
+        """Deletes the file, unless another process, or one that has forked this one, holds it."""
         if os.getpid() != self.holder.pid:
             return
         now = read(self.path)
@@ -96,9 +94,7 @@ def take(path: Path) -> Lock:
 
 
 def _lock_file(path: Path) -> int | None:
-    """Returns the file, opened and locked; None if another process holds it, or has just deleted
-    it.
-    """
+    """Returns the file, opened and locked; None if another process holds or has just deleted it."""
     file = open_descriptor(path, os.O_RDWR | os.O_CREAT, 0o644)
     with contextlib.ExitStack() as unlocked:
         unlocked.callback(os.close, file)
@@ -111,9 +107,7 @@ def _lock_file(path: Path) -> int | None:
 
 
 def read(path: Path) -> Holder | None:
-    """Returns who holds that file, or held it last; None if it names nobody, as while it is being
-    made.
-    """
+    """Returns who holds that file, or held it last; None if it names nobody, or nobody yet."""
     try:
         return msgspec.json.decode(read_bytes(path), type=Holder)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):

@@ -26,9 +26,7 @@ def cores() -> int:
 
 
 def place(device: str) -> list[str]:
-    """Returns the devices of auto, cpu, cuda, cuda:0 or cuda:0,2. Raises ConfigError for a GPU that
-    is not there.
-    """
+    """Returns the devices of auto, cpu, cuda, cuda:0 or cuda:0,2, or raises ConfigError."""
     if device == "cpu":
         return ["cpu"]
     if not re.fullmatch(r"auto|cuda(:\d+(,\d+)*)?", device):

@@ -266,9 +266,7 @@ class Accountant:
         self._taken: Counter[int] = Counter()
 
     def spent(self, round: int) -> dict[str, float]:
-        """Returns the privacy spent by `round` rounds. Rounds are to be asked for in ascending
-        order.
-        """
+        """Returns the privacy spent by `round` rounds; ask for rounds in ascending order."""
         most = round
         if self._config.availability.trace is None:
             for r in range(self._round + 1, round + 1):

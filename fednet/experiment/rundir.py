@@ -318,9 +318,7 @@ class _Log(logging.FileHandler):
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Copies everything that fednet logs in this process to `path`, until the handler is
-    removed.
-    """
+    """Copies what fednet logs in this process to `path`, until the handler is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

@@ -50,9 +50,7 @@ class Record(State):
         return self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
 
     def past(self, where: str) -> Memory:
-        """Returns what compressors remember: for its next messages, and to be kept in the next
-        record.
-        """
+        """Returns what compressors remember of earlier messages, and leave for the next record."""
         known = self.residuals or {}
         return Memory(known, dict(known), where)
 

@@ -30,9 +30,7 @@ class RunProcess:
         )
 
     def status(self, stop: bool) -> int | None:
-        """Returns its exit status once it has ended. stop: it is asked to end, and killed if that
-        takes too long.
-        """
+        """Returns its exit status once it has ended. stop: it is asked to end, later killed."""
         if stop and self._deadline is None:
             self._process.terminate()
             self._deadline = time.monotonic() + STOP_S

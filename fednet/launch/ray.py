@@ -66,9 +66,7 @@ class ClientActor:
         curve: bool,
         share: float,
     ) -> int:
-        """Hosts `ids` until the run is over. share: of the GPU that it may use. Ray counts shares,
-        but does not enforce them.
-        """
+        """Hosts `ids` until the run is over. share: of the GPU, which Ray does not enforce."""
         from fednet.client import join
         from fednet.client.policy import Policy
 

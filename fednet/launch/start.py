@@ -39,9 +39,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> Iterator[tuple[Co
 
 @contextlib.contextmanager
 def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
-    """Inside, the run's directory is locked. Nothing in it was changed, but a run without a
-    finished round was removed.
-    """
+    """Inside, the run's directory is locked. Only a run without a finished round was removed."""
     path = claim(out, config.name, resume)
     with lock.holding(path):
         if not resume:
@@ -50,9 +48,7 @@ def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
 
 
 def fill(config: Config, path: Path) -> tuple[Config, bool]:
-    """Writes the configuration into the run's directory. Returns it, and whether the run is already
-    finished.
-    """
+    """Writes the run's configuration. Returns it, and whether the run is already finished."""
     known = path / "config.yaml"
     if known.exists():
         check_code(config, path / "code")

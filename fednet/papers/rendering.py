@@ -113,9 +113,7 @@ def _line(method: str, runs: Sequence[JsonMapping]) -> dict[str, str]:
 
 
 def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns the settings of which no run was begun, with their methods; empty if that is so of
-    all.
-    """
+    """Returns the settings of which no run was begun, with their methods; empty if all are such."""
     found = group_by_column(rows)
     left = {
         column: tuple(methods)

@@ -107,9 +107,7 @@ def _progress(job: Reproduction, task: RunSpec, state: str) -> str:
 
 
 def rows(job: Reproduction, out: Path) -> tuple[list[JsonDict], list[JsonDict]]:
-    """Returns (the table's rows, those of the curves). A run that is not done has a row with its
-    status.
-    """
+    """Returns (the table's rows, the curves' rows). A run that is not done has its status there."""
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if t.state == "done"}
     made = []

@@ -88,9 +88,7 @@ class File:
 
     @cached_property
     def data(self) -> dict[str, Data]:
-        """By name, the dataset that `sets` names, else the file's that can be made with their
-        defaults.
-        """
+        """By name, the dataset in `sets`, else the file's that can be made with their defaults."""
         from fednet.data.loading import load, make_data
 
         if overrides(self.sets).value.get("data"):

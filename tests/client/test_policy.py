@@ -136,7 +136,7 @@ def test_other_text_is_refused_unless_the_policy_lets_the_server_choose(
     file = tmp_path / "site.yaml"
     file.write_text(f"text: [{key}]\n")
     make_policy(file, None, None).read_config(config)
-    Policy.of_run(None).read(config)  # under `fednet run` the same user wrote both
+    Policy.of_run(None).read_config(config)  # under `fednet run` the same user wrote both
     assert Reader.opened == (["/etc/passwd"] * 2 if key == "algorithm.prior" else [])
 
 
