@@ -559,7 +559,9 @@ class ClientLoop:
                 self._warned_of_faults = True
                 log.warning("the server plans faults for this client; without --faults none occurs")
             done = self.slots.run(device, partial(work, stages), worker.device.forget)
-            self._queue_answer(given, done)
+            # The thread of the loop is woken when this call is over: those of clients that were
+            # trained together are answered together.
+            self.slots.hand_over(partial(self._finished.put, (given, done)))
             # A pack has one thread, and a client process has its threads from the start.
             timed = self._inline and not worker.device.packed and stages.step_s < math.inf
             if timed and self.slots.add_timing(device, stages.step_s):
@@ -577,12 +579,6 @@ class ClientLoop:
             pass
         struck_answer = partial(self._answer_struck, given, answer, faults)
         self._call_in_loop(partial(self._call_at, due, struck_answer))
-
-    def _queue_answer(self, given: p.DoTask, answer: Answer) -> None:
-        """Leaves what a task came to for the thread of the loop, which is woken when the call is
-        over: those of clients that were trained together are answered together.
-        """
-        self.slots.hand_over(partial(self._finished.put, (given, answer)))
 
     def _fail(self, given: p.DoTask, error: BaseException, again: bool = False) -> None:
         """Logs why a task failed, and tells the server in one line, which names no file of this
@@ -619,7 +615,7 @@ class ClientLoop:
         if not self._inline:  # else the server's user is this site's
             reason = without_paths(reason)
         failed = m.Failed(key=key, reason=reason, again=again, lacks=lacks, base=base)
-        self._queue_answer(given, (failed, NOTHING))
+        self.slots.hand_over(partial(self._finished.put, (given, (failed, NOTHING))))
         if isinstance(error, (StateError, SharedChanged)) and not lacks:
             self._call_in_loop(partial(self._end, error))
 
