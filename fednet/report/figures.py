@@ -102,9 +102,7 @@ def traffic(run: Run) -> Iterator[Figure]:
 
 
 def _draw_traffic(
-    fig: MplFigure,
-    bars: Mapping[tuple[str, str], Bars],
-    colours: Mapping[str, str],
+    fig: MplFigure, bars: Mapping[tuple[str, str], Bars], colours: Mapping[str, str]
 ) -> None:
     ax = fig.add_subplot()
     for way, sign, shade in (("up", 1, 1.0), ("down", -1, 0.55)):
@@ -198,10 +196,7 @@ def _seconds(
 
 
 def _draw_seconds(
-    fig: MplFigure,
-    bars: Mapping[str, Bars],
-    colours: Mapping[str, str],
-    ylabel: str,
+    fig: MplFigure, bars: Mapping[str, Bars], colours: Mapping[str, str], ylabel: str
 ) -> None:
     ax = fig.add_subplot()
     _bars(ax, [(colours[part], *bar) for part, bar in bars.items()])
@@ -357,9 +352,7 @@ def availability(run: Run) -> Iterator[Figure]:
 
 
 def _draw_availability(
-    fig: MplFigure,
-    rounds: Sequence[int],
-    counts: Mapping[str, Sequence[int]],
+    fig: MplFigure, rounds: Sequence[int], counts: Mapping[str, Sequence[int]]
 ) -> None:
     ax = fig.add_subplot()
     for i, values in enumerate(counts.values()):
@@ -395,10 +388,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
 
 def _draw_client_accuracy(
-    fig: MplFigure,
-    clients: Sequence[int],
-    values: np.ndarray,
-    label: str,
+    fig: MplFigure, clients: Sequence[int], values: np.ndarray, label: str
 ) -> None:
     ax = fig.add_subplot()
     edges = [*range(0, len(clients), -(-len(clients) // STEPS)), len(clients)]
@@ -444,10 +434,7 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
 
 
 def _draw_class_accuracy(
-    fig: MplFigure,
-    rounds: Sequence[int],
-    table: np.ndarray,
-    classes: Sequence[str],
+    fig: MplFigure, rounds: Sequence[int], table: np.ndarray, classes: Sequence[str]
 ) -> None:
     ax = _shades(fig, table, "class", "global test accuracy")
     step = max(1, len(rounds) // 10)
@@ -482,11 +469,7 @@ def confusion(run: Run) -> Iterator[Figure]:
 
 
 def _draw_confusion(
-    fig: MplFigure,
-    counts: np.ndarray,
-    shares: np.ndarray,
-    classes: Sequence[str],
-    turned: bool,
+    fig: MplFigure, counts: np.ndarray, shares: np.ndarray, classes: Sequence[str], turned: bool
 ) -> None:
     ax = _shades(fig, shares, "true class", "share of the true class")
     ax.set(xlabel="predicted class")
@@ -524,11 +507,7 @@ def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
     )
 
 
-def _draw_bubbles(
-    fig: MplFigure,
-    counts: np.ndarray,
-    classes: Sequence[str],
-) -> None:
+def _draw_bubbles(fig: MplFigure, counts: np.ndarray, classes: Sequence[str]) -> None:
     n, c_all = counts.shape
     ax = fig.add_subplot()
     width, height = fig.get_size_inches()
