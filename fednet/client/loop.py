@@ -109,7 +109,7 @@ class Prepared:
     """By client, how many it trains on."""
     sites: Sequence[m.SiteFacts] = ()
     """See `Ready`."""
-    shape: Shaper | None = None
+    shaper: Shaper | None = None
     """Puts the clients' emulated links before a transport; None: there are none."""
     packs: Sequence[Packs] = ()
     """What trains clients together, one for each device; none: each client trains by itself."""
@@ -172,7 +172,7 @@ class ClientLoop:
         self._wanted: dict[m.Key, p.DoTask] = {}
         # By planned faults: when each is to be made, on the monotonic clock.
         self._delayed: list[tuple[float, Callable[[], None]]] = []
-        self._read: list[tuple[m.Task, Body | None, Frames]] = []  # tasks, not handled
+        self._unhandled: list[tuple[m.Task, Body | None, Frames]] = []  # tasks that were read
         self._round = 0  # of the newest task
         self._answered = 0  # tasks
         self._directory = run
@@ -324,7 +324,7 @@ class ClientLoop:
             self._follow([p.Reconnect()])  # the server may wait for an answer to it
             return
         if isinstance(message, m.Task):
-            self._read.append((message, body, frames))
+            self._unhandled.append((message, body, frames))
         else:
             self._handle_tasks()
             self._handle([(message, body, frames)])
@@ -333,11 +333,10 @@ class ClientLoop:
         return self.transport.bytes_read()  # of now: an emulated link may have been put before it
 
     def _handle_tasks(self) -> None:
-        """Handles the tasks that were read."""
-        if self._read:
-            read = self._read
-            self._read = []
-            self._handle(read)
+        if self._unhandled:
+            tasks = self._unhandled
+            self._unhandled = []
+            self._handle(tasks)
 
     def _handle(self, messages: Sequence[tuple[m.Message, Body | None, Frames]]) -> None:
         """Hands messages to the protocol, records them, does what follows: each step for all."""
@@ -458,7 +457,7 @@ class ClientLoop:
             # back; later tasks use the same memory again.
             give_back_freed()
         out = self.protocol.finish(answers)
-        if out and self.prepared is not None and self.prepared.shape is not None:
+        if out and self.prepared is not None and self.prepared.shaper is not None:
             # A reply waits for its client's emulated link; this process is free for another one.
             for message, _ in answers:
                 if isinstance(message, m.Reply):
@@ -477,9 +476,9 @@ class ClientLoop:
         if self.protocol.run != run:
             return  # another server has welcomed this process meanwhile, to another run
         self.transport = self._unshaped
-        if prepared.shape is not None:
-            self.transport = prepared.shape(self._unshaped, self._connected)
-        self.protocol.own_links = prepared.shape is not None
+        if prepared.shaper is not None:
+            self.transport = prepared.shaper(self._unshaped, self._connected)
+        self.protocol.own_links = prepared.shaper is not None
         self.protocol.rounds_overlap = prepared.rounds_overlap
         self.protocol.largest = prepared.largest
         self._lines.main_exchange = prepared.main_exchange

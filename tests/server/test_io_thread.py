@@ -119,7 +119,7 @@ class Both:
         self.loop = ClientLoop(
             ClientProtocol(m.Join(worker="w", ids=[0, 1])),
             client,
-            lambda loop, welcome: Prepared([Work()], "L", {0: 8, 1: 8}, shape=shape),
+            lambda loop, welcome: Prepared([Work()], "L", {0: 8, 1: 8}, shaper=shape),
             curve=curve,
             inline=True,
             faults=True,
