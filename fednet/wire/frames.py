@@ -14,6 +14,7 @@ The ids of a join and its answer travel as ranges: `[[0, 49999], 70000]`.
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
@@ -29,6 +30,8 @@ from fednet.wire.body import Body
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
 MAX_LIST = 1 << 16
+FORMS = 256  # forms that are remembered at most
+FORM_BYTES = 1 << 12  # the longest of these
 _encode = msgspec.msgpack.Encoder().encode
 _pack_map = msgpack.Packer().pack_map_header
 _VERSION = msgpack.packb("v") + msgpack.packb(m.PROTOCOL)
@@ -58,15 +61,56 @@ def encode(message: m.Message) -> bytes:
 _OPEN = (m.Join, m.Welcome, m.Ready)
 
 
+# A form is read by itself: its names are matched against patterns, which takes longer than all the
+# rest of a header, and the messages of a round have the same few forms.
+class _FormlessReply(m.Reply, tag="reply", frozen=True):
+    form: msgspec.Raw  # type: ignore[assignment]
+
+
+class _FormlessTask(m.Task, tag="task", frozen=True):
+    form: msgspec.Raw  # type: ignore[assignment]
+
+
+_FORMLESS: dict[type[m.Message], type[m.Message]] = {m.Reply: _FormlessReply, m.Task: _FormlessTask}
+_WHOLE = {formless: kind for kind, formless in _FORMLESS.items()}
+_VALUES = {kind: operator.attrgetter(*kind.__struct_fields__) for kind in _FORMLESS}
+_read_form = msgspec.msgpack.Decoder(m.Form).decode
+
+
 class MessageDecoder:
-    """Reads the messages of one direction."""
+    """Reads the messages of one direction. Nobody changes the form of a message: others share
+    it.
+    """
 
     def __init__(self, kinds: Sequence[type[m.Message]]) -> None:
         self._kinds: dict[object, type[m.Message]] = {}
         for kind in kinds:
             self._kinds[kind.__struct_config__.tag] = kind
-        bounded = tuple(kind for kind in kinds if kind not in _OPEN)
-        self._read = msgspec.msgpack.Decoder(Union[bounded]).decode  # noqa: UP007
+        bounded = tuple(_FORMLESS.get(kind, kind) for kind in kinds if kind not in _OPEN)
+        self._read_message = msgspec.msgpack.Decoder(Union[bounded]).decode  # noqa: UP007
+        self._forms: dict[bytes, list[m.Field]] = {}  # by their bytes
+
+    def _read(self, header: bytes) -> m.Message:
+        """Raises ValueError or RecursionError for what is no message that may come."""
+        message: m.Message = self._read_message(header)
+        kind = _WHOLE.get(type(message))
+        if kind is None:
+            return message
+        names = kind.__struct_fields__
+        fields = dict(zip(names, _VALUES[kind](message)))
+        fields["form"] = self._form(bytes(fields["form"]))
+        return kind(**fields)
+
+    def _form(self, text: bytes) -> list[m.Field]:
+        """Raises ValueError for what is no form."""
+        form = self._forms.get(text)
+        if form is None:
+            form = _read_form(text)
+            if len(text) <= FORM_BYTES:
+                if len(self._forms) >= FORMS:
+                    self._forms.clear()
+                self._forms[text] = form
+        return form
 
     def __call__(self, frames: Sequence[Any], most: int = m.PART) -> tuple[m.Message, Body | None]:
         """The message and the body that came. most: bytes of a body. Raises RemoteProtocolError."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fednet.config.schema import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.frames import MAX_LIST, decode_from_client, decode_from_server, encode
+from fednet.wire.frames import FORMS, MAX_LIST, decode_from_client, decode_from_server, encode
 from tests.chaos.mallory import raw
 
 KEY = m.Key(3, 1, 2, 7)
@@ -110,6 +110,31 @@ def test_what_a_later_release_adds_is_passed_over_and_what_is_missing_has_its_de
     later = {"t": "reply", "run": "r", "size": 0, "form": [], "key": [3, 1, 2, 7, "train", 5]}
     message, _ = decode_from_client([raw(**later, colour=[1, {"a": 2}])])
     assert message == m.Reply(run="r", key=KEY, form=[], size=0)
+
+
+def test_forms_are_read_as_they_came_however_many_there_were_before():
+    last = m.Field("x", "state", 4, 4)
+    for n in range(3 * FORMS):
+        form = [m.Field(f"x{n % (2 * FORMS)}", "state", n % 7, 4, [("", "int8", [n])]), last]
+        if n % 2:
+            form = form[1:]
+        for message, decode in (
+            (m.Reply(run="r", key=KEY, form=form, size=4), decode_from_client),
+            (m.Task(run="r", key=KEY, form=form, size=4), decode_from_server),
+        ):
+            assert decode([encode(message)]) == (message, None)
+    long = [m.Field("x" * 100, "state", n, 4) for n in range(64)]
+    message = m.Reply(run="r", key=KEY, form=long, size=4)
+    assert decode_from_client([encode(message)]) == (message, None)
+
+
+def test_a_form_that_is_none_is_refused_each_time():
+    whole = {"t": "reply", "run": "r", "size": 0, "key": [3, 1, 2, 7, "train"]}
+    for _ in range(3):
+        refused([raw(**whole, form=[["x\n", "state", 0, 0]])], "reply: .*form")
+        refused([raw(**whole, form=[["x", "state", -1, 0]])], "reply: .*form")
+        refused([raw(**whole, form=65 * [["x", "state", 1, 1]])], "reply: .*form")
+        refused([raw(**whole, form={"x": 1})], "reply: .*form")
 
 
 def test_a_hundred_thousand_ids_fit_into_a_header():
