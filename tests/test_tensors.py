@@ -144,7 +144,36 @@ def test_two_sums_are_the_two(n, weights):
     assert torch.allclose(found.vector, expected.vector, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("empty", [Sum.empty, TwoSums.empty])
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("n", SIZES)
+def test_values_added_together_give_the_bits_of_one_after_the_other(n, flat, empty):
+    values = [(tensors(n, k, 3), 0.3 + k / 7) for k in range(5)]
+    if flat:
+        values = [(x.params, weight) for x, weight in values]
+    for cut in (0, 1, 3, 5):  # so many came before
+        one = empty()
+        together = empty()
+        for x, weight in values:
+            one = one.add(x, weight)
+        for x, weight in values[:cut]:
+            together = together.add(x, weight)
+        together = together.add_all(values[cut:])
+        if isinstance(one, TwoSums):
+            assert torch.equal(together.weighted(3.0).vector, one.weighted(3.0).vector)
+            one = one.plain
+            together = together.plain
+        assert (together.weight, together.count) == (one.weight, one.count)
+        for part in ("vector", "buffers", "counters"):
+            assert torch.equal(getattr(together, part), getattr(one, part))
+
+
 def test_a_sum_takes_one_layout_only():
+    for last in (tensors(4, 0), tensors(4, 0).params):
+        with pytest.raises(ValueError, match="another layout"):
+            Sum.empty().add_all([(tensors(3, 0), 1.0), (last, 1.0)])
+        with pytest.raises(ValueError, match="another layout"):
+            Sum.empty().add_all([(tensors(3, 0).params, 1.0)] * 2 + [(last, 1.0)])
     with pytest.raises(ValueError, match="another layout"):
         Sum.empty().add(tensors(3, 0)).add(tensors(4, 0))
     with pytest.raises(ValueError, match="empty"):

@@ -433,14 +433,26 @@ class Algorithm:
         sums that `summed` declares; without it, the sum x of the weights in the replies, weighted
         by samples unless `weighting: uniform`.
         """
-        weight = self.weight(getattr(up, self._field(up.run_field, "Up")))
+        return self.add_all(accumulator, [up])
+
+    @property
+    def adds_alike(self) -> bool:
+        """Whether replies may be added by `add_all`: it leaves `accumulate` as it is."""
+        return type(self).accumulate is Algorithm.accumulate
+
+    def add_all(self, accumulator: OwnState, ups: Sequence[OwnPayload]) -> State:
+        """Returns the accumulator with these replies, as the default of `accumulate` adds each."""
+        run = self._field(self.Up.run_field, "Up")
+        weights = [self.weight(getattr(up, run)) for up in ups]
         if not self.summed:
-            x = getattr(up, self._field(up.weights_field, "Up"))
-            return accumulator.replace(x=accumulator.x.add(x, weight))
+            name = self._field(self.Up.weights_field, "Up")
+            values = [getattr(up, name) for up in ups]
+            return accumulator.replace(x=accumulator.x.add_all(list(zip(values, weights))))
         sums = {}
         for name, how in self.summed.items():
-            own = weight if how == "weighted" else 1.0
-            sums[name] = getattr(accumulator, name).add(getattr(up, name), own)
+            own = weights if how == "weighted" else [1.0] * len(ups)
+            values = [getattr(up, name) for up in ups]
+            sums[name] = getattr(accumulator, name).add_all(list(zip(values, own)))
         return accumulator.replace(**sums)
 
     def server_update(

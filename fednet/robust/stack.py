@@ -57,6 +57,12 @@ class Stack:
             x = x.with_vector(x.vector * scale)
         return Stack(self.x, (*self.rows, x), (*self.weights, weight))
 
+    def add_all(self, values: Sequence[tuple[Tensors, float]]) -> Stack:
+        """Adds replies, each with its weight."""
+        rows = [x for x, _ in values]
+        weights = [weight for _, weight in values]
+        return Stack(self.x, (*self.rows, *rows), (*self.weights, *weights))
+
     def aggregate(self, config: Config, malicious: Collection[int]) -> Sum:
         """Returns a sum whose mean is the rule's. malicious: numbers of the malicious rows."""
         first = self.rows[0]

@@ -115,6 +115,13 @@ class Aggregation:
         return up
 
     def _add(self, ups: Sequence[tuple[int, Payload]]) -> None:
+        if self._accumulator is not None and self.method.adds_alike and len(ups) > 1:
+            try:
+                changed = [self._change(client, up) for client, up in ups]
+                self._accumulator = self.method.add_all(self._accumulator, changed)
+            except Exception:
+                self._accumulator = None  # `result` adds one after the other, and finds whose it is
+            return
         for client, up in ups:
             if self._accumulator is None:
                 return
@@ -226,10 +233,15 @@ class Aggregation:
         return up if declared is None else at_most(up, declared)
 
     def _accumulate(self, accumulator: State, client: int, up: Payload) -> State:
-        for guard in self._changing:
-            up = guard.change(client, up)
+        up = self._change(client, up)
         self.host.staleness = self.exchange.asked[client].staleness or 0
         return self.method.accumulate(accumulator, self.server, client, up, self.host)
+
+    def _change(self, client: int, up: Payload) -> Payload:
+        """The reply as the guards let it count."""
+        for guard in self._changing:
+            up = guard.change(client, up)
+        return up
 
     def _try(self, clients: tuple[int, ...]) -> tuple[State | None, str, int | None]:
         """(the next state, "", None) of these clients, or (None, why none comes of them, by whose

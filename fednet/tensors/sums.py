@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,8 @@ import torch
 from fednet import buffers
 from fednet.tensors.layout import Layout
 from fednet.tensors.values import PIECE, Tensors, accumulate, blockwise, room
+
+OTHER_LAYOUT = "tensors of another layout cannot be added to this sum"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,8 +58,31 @@ class Sum:
             if counters.shape[0]:
                 counters = torch.maximum(counters, x.counters.to(counters.device))
         else:
-            raise ValueError("tensors of another layout cannot be added to this sum")
+            raise ValueError(OTHER_LAYOUT)
         return Sum(vector, buffers, counters, x.layout, self.weight + weight, self.count + 1)
+
+    def add_all(self, values: Sequence[tuple[Tensors, float]]) -> Sum:
+        """Returns the sum with each of these (tensors, weight) added, as by `add` one after the
+        other. For small tensors this takes half the time.
+        """
+        total = self
+        for k, (x, weight) in enumerate(values):
+            if total.layout is not None and total.layout == total.layout.parameters:
+                return total._add_vectors(values[k:])
+            total = total.add(x, weight)
+        return total
+
+    def _add_vectors(self, values: Sequence[tuple[Tensors, float]]) -> Sum:
+        """The same of tensors that have parameters alone."""
+        vector = self.vector
+        weights = self.weight
+        for x, weight in values:
+            if x.layout is not self.layout and x.layout != self.layout:
+                raise ValueError(OTHER_LAYOUT)
+            vector = accumulate(vector, x.vector, weight)
+            weights += weight
+        count = self.count + len(values)
+        return Sum(vector, self.buffers, self.counters, self.layout, weights, count)
 
     def around(self, vector: torch.Tensor) -> Tensors:
         """Returns these parameters, with the buffers of the mean."""
@@ -137,6 +162,13 @@ class TwoSums:
                 rest = torch.zeros_like(plain.vector)
             rest = accumulate(rest, x.vector, weight - common)
         return TwoSums(plain, common, rest)
+
+    def add_all(self, values: Sequence[tuple[Tensors, float]]) -> TwoSums:
+        """Returns the sums with each of these (tensors, weight) added, as by `add`."""
+        total = self
+        for x, weight in values:
+            total = total.add(x, weight)
+        return total
 
     def weighted(self, divisor: float) -> Tensors:
         """Returns the parameters of the second sum, over `divisor`."""

@@ -14,7 +14,7 @@ from fednet.errors import CannotGoOn
 from fednet.loading import WrongPart
 from fednet.server.guards import lower_counts
 from fednet.server.rounds import Rounds
-from tests.rooms import Killed, hashes, lines, lost, run, summary
+from tests.rooms import SMALL, Killed, hashes, lines, lost, run, summary
 from tests.server.test_bounds import federation
 
 LIAR = 1
@@ -329,3 +329,30 @@ def test_a_method_that_writes_into_the_state_before_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(FedAvg, where, wrong)
     with pytest.raises(WrongPart, match=r"FedAvg: .* changed server\.x\.vector in place"):
         run(tmp_path)
+
+
+def test_of_replies_that_are_added_together_the_one_that_fails_is_left_out(tmp_path, monkeypatch):
+    # The first client's task is the shortest, so that it goes out last, and all wait for it.
+    shortest = {"train": {**SMALL["train"], "epochs": 2, "per_client": {"0": {"epochs": 1}}}}
+    alone = others_alone(tmp_path, **shortest)
+    together: list[int] = []
+    weight = FedAvg.weight
+    add_all = FedAvg.add_all
+
+    def adding(self, accumulator, ups):
+        together.append(len(ups))
+        return add_all(self, accumulator, ups)
+
+    def weighing(self, run):
+        if run.loss == 7.0:
+            raise RuntimeError("no weight for such a loss")
+        return weight(self, run)
+
+    lies(monkeypatch, FedAvg, lambda up: type(up)(x=up.x, run=LocalRun(up.run.n, 1, 7.0)))
+    monkeypatch.setattr(FedAvg, "weight", weighing)
+    monkeypatch.setattr(FedAvg, "add_all", adding)
+    left_out = run(tmp_path / "left_out", **shortest)
+    assert hashes(left_out) == hashes(alone)
+    assert max(together) == 3
+    assert all("could not be aggregated" in r for r in reasons(left_out))
+    assert all("no weight for such a loss" in r for r in reasons(left_out))
