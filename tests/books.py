@@ -11,8 +11,9 @@ from fednet.journal.book import Book, add_kinds
 from fednet.journal.events import Account, Name, Started
 from fednet.journal.file import JournalFile
 from fednet.journal.journal import Journal
-from fednet.journal.rows import ClosedAccount, Row, rows_of
+from fednet.journal.rows import Closed, Row, rows_of
 from fednet.records import Messages
+from fednet.wire.messages import Key
 
 
 def useful(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -34,17 +35,15 @@ def together(rows: Iterable[dict[str, Any]]) -> list[Row]:
     return rows_of([closed_account(row) for row in rows])
 
 
-def closed_account(row: dict[str, Any]) -> ClosedAccount:
+def closed_account(row: dict[str, Any]) -> Closed:
     """What a message came to whose row is this one."""
+    key = None
+    if row["client"] >= 0:
+        key = Key(row["round"], row["phase"], row["attempt"], row["client"], row["purpose"])
     account = Account(
         row["direction"],
         row["type"],
         row["kinds"],
-        client=row["client"],
-        round=row["round"],
-        phase=row["phase"],
-        attempt=row["attempt"],
-        purpose=row["purpose"],
         counted="count" in row,
         envelope=row["envelope"],
         raw_bytes=row["raw_bytes"],
@@ -53,9 +52,9 @@ def closed_account(row: dict[str, Any]) -> ClosedAccount:
         final=row.get("final", False),
         cut=row.get("lost", False),
     )
-    what = row["useful"], row.get("reason", ""), row.get("staleness")
-    more = row["round"], row.get("worker"), row["bytes"], row.get("lost", False)
-    return ClosedAccount(account, *what, *more)
+    staleness = [row["staleness"]] if "staleness" in row else []
+    reason = row.get("reason", "")
+    return Closed(account, [key], row["useful"], reason, staleness, row["round"], row.get("worker"))
 
 
 def open_accounts(journal: Journal) -> dict[Name, Account]:
@@ -69,7 +68,7 @@ def left(book: Book) -> Counter[str]:
     accounts += [a for bill in book.waiting.values() for a in bill if not a.written]
     found = Counter[str]()
     for a in accounts:
-        found[a.direction] += sum(a.kinds.values()) + a.envelope
+        found[a.direction] += a.nbytes
     return found
 
 

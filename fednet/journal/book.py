@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
+
+import msgspec
 
 from fednet.journal.events import (
     Accepted,
@@ -30,8 +32,8 @@ from fednet.journal.events import (
     Verdict,
     Welcomed,
 )
-from fednet.journal.rows import ClosedAccount, Row, rows_of
-from fednet.wire.messages import OTHER, Field, Key, Purpose
+from fednet.journal.rows import Closed, Row, rows_of
+from fednet.wire.messages import Field, Key
 
 Kinds = dict[str, dict[str, int]]  # bytes, by direction and kind
 AnyAttempt = tuple[int, int, int, str]  # round, phase, client and purpose of a task
@@ -41,10 +43,10 @@ ENDED = "the server ended"
 LEFT_OUT = "left out"  # of a reply that was not aggregated
 
 
-def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
-    """Adds bytes by kind, in place."""
+def add_kinds(into: dict[str, int], kinds: Mapping[str, int], times: int = 1) -> None:
+    """Adds bytes by kind, so many times, in place."""
     for kind, n in kinds.items():
-        into[kind] = into.get(kind, 0) + n
+        into[kind] = into.get(kind, 0) + n * times
 
 
 def without_attempt(key: Key) -> AnyAttempt:
@@ -59,14 +61,14 @@ class Book:
         self.incarnation = 0
         self.open_accounts: dict[bytes, dict[Name, Account]] = {}  # accounts by connection and name
         # By task, the accounts of a reply that was accepted, and of what earlier servers sent.
-        self.waiting: dict[Key, list[Account]] = {}
+        self.waiting: dict[Key, tuple[Account, ...]] = {}
         # Tasks of `waiting` that an earlier server sent and that have no reply here yet.
         self.inherited: set[Key] = set()
         # Replies on disk that a later server may use.
         self.accepted: dict[AnyAttempt, Accepted] = {}
         # By task, accounts whose rows are written as useful: if a later server goes on from a
         # checkpoint before, their round is done again, and the same bytes are useful again.
-        self.useful: dict[Key, list[Account]] = {}
+        self.useful: dict[Key, tuple[Account, ...]] = {}
         self.totals: dict[str, int] = {"up": 0, "down": 0}  # bytes of all rows by direction
         # Bytes that crossed to or from this process.
         self.crossed: dict[str, int] = {"up": 0, "down": 0}
@@ -83,153 +85,170 @@ class Book:
         return rows_of(closed) if closed else ()
 
     # -- bytes -------------------------------------------------------------------------------------
-    def _crossed(self, e: Crossed) -> Sequence[ClosedAccount]:
+    def _crossed(self, e: Crossed) -> Sequence[Closed]:
+        direction = e.names[0][1]
+        opened = Account(
+            direction,
+            e.type,
+            e.kinds,
+            e.key,
+            e.counted,
+            e.envelope,
+            e.raw,
+            1,
+            self.incarnation,
+            e.final,
+        )
         for name in e.names:
-            accounts = self.open_accounts.setdefault(name[0], {})
+            accounts = self.open_accounts.get(name[0])
+            if accounts is None:
+                accounts = self.open_accounts[name[0]] = {}
             account = accounts.get(name)
-            if account is not None:
-                self._add(account, e.envelope, e.kinds, e.raw, 1)
-                continue
-            key = name[3] if isinstance(name[3], Key) else e.key
-            task = (-1, 0, 0, 0, "connection")
-            if key is not None:
-                task = key.client, key.round, key.phase, key.attempt, key.purpose
-            accounts[name] = Account(
-                name[1],
-                e.type,
-                e.kinds,
-                *task,
-                e.counted,
-                e.envelope,
-                e.raw,
-                1,
-                self.incarnation,
-                e.final,
-            )
-        nbytes = e.envelope + sum(e.kinds.values())
-        self.crossed[e.names[0][1]] += nbytes * len(e.names)
+            accounts[name] = opened if account is None else _added(account, e, 1)
+        self.crossed[direction] += opened.nbytes * len(e.names)
         return ()
 
-    def _undone(self, e: Undone) -> Sequence[ClosedAccount]:
-        account = self.open_accounts.get(e.name[0], {}).get(e.name)
+    def _undone(self, e: Undone) -> Sequence[Closed]:
+        accounts = self.open_accounts.get(e.name[0], {})
+        account = accounts.get(e.name)
         if account is not None:
-            self._add(account, e.envelope, e.kinds, e.raw, -1)
+            account = accounts[e.name] = _added(account, e, -1)
             self.crossed[account.direction] -= e.envelope + sum(e.kinds.values())
             if not account.count:
                 self._close([e.name])
         return ()
 
-    def _add(
-        self, account: Account, envelope: int, kinds: Mapping[str, int], raw: int, sign: int
-    ) -> None:
-        """Adds a message to an account, or with sign -1 takes it away."""
-        if kinds:
-            account.kinds = dict(account.kinds)
-            for kind, n in kinds.items():
-                account.kinds[kind] = account.kinds.get(kind, 0) + sign * n
-        account.envelope += sign * envelope
-        account.raw_bytes += sign * raw
-        account.count += sign
-
-    def _cut(self, e: Cut) -> Sequence[ClosedAccount]:
-        for name, account in self.open_accounts.get(e.conn, {}).items():
+    def _cut(self, e: Cut) -> Sequence[Closed]:
+        accounts = self.open_accounts.get(e.conn, {})
+        for name, account in accounts.items():
             if isinstance(name[3], Key):
-                account.cut = name[1] == e.out
+                accounts[name] = msgspec.structs.replace(account, cut=name[1] == e.out)
         return ()
 
-    def _accounts_closed(self, e: AccountsClosed) -> Sequence[ClosedAccount]:
-        closed = [
-            _closed(account, e.useful, e.reason, round=e.round, worker=e.worker)
-            for account in self._close(e.names)
-        ]
+    def _accounts_closed(self, e: AccountsClosed) -> Sequence[Closed]:
+        closed: list[Closed] = []
+        for name, account in self._close(e.names):
+            key = name[3] if isinstance(name[3], Key) else account.key
+            round = e.round
+            if round is None:
+                round = 0 if key is None else key.round
+            one = Closed(account, [key], e.useful, e.reason, round=round, worker=e.worker)
+            closed.append(one)
         return self._add_to_sums(closed)
 
-    def _counts_closed(self, e: CountsClosed) -> Sequence[ClosedAccount]:
+    def _counts_closed(self, e: CountsClosed) -> Sequence[Closed]:
         together: dict[tuple[str, str], Account] = {}
-        for account in self._close(e.names):
-            first = together.setdefault((account.direction, account.type), account)
-            if first is not account:
-                first.envelope += account.envelope
-                first.count += account.count
-        closed = [_closed(account, False, round=e.round) for account in together.values()]
+        for _, account in self._close(e.names):
+            which = account.direction, account.type
+            first = together.get(which)
+            if first is None:
+                together[which] = account
+                continue
+            together[which] = msgspec.structs.replace(
+                first,
+                envelope=first.envelope + account.envelope,
+                count=first.count + account.count,
+            )
+        closed = [Closed(account, [None], False, round=e.round) for account in together.values()]
         return self._add_to_sums(closed)
 
-    def _close(self, names: Iterable[Name]) -> list[Account]:
+    def _close(self, names: Iterable[Name]) -> list[tuple[Name, Account]]:
         """Returns the accounts of these names, which are open no more, but for those to which
         nothing has crossed.
         """
-        closed: list[Account] = []
+        closed: list[tuple[Name, Account]] = []
         for name in names:
-            self.forms.pop(name, None)
-            accounts = self.open_accounts.get(name[0], {})
-            account = accounts.pop(name, None)
-            if account is None:
+            accounts = self.open_accounts.get(name[0])
+            if accounts is None or name not in accounts:
                 continue
-            closed.append(account)
+            closed.append((name, accounts.pop(name)))
             if not accounts:
                 del self.open_accounts[name[0]]
+            if self.forms:
+                self.forms.pop(name, None)
         return closed
 
     # -- replies -----------------------------------------------------------------------------------
-    def _accepted(self, e: Accepted) -> Sequence[ClosedAccount]:
+    def _accepted(self, e: Accepted) -> Sequence[Closed]:
         key = e.message.key
-        names: list[Name] = []
+        names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         if e.down is not None:
-            names += [(e.down, "down", "task", key), (e.down, "up", "pull", key)]
-        names += [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
-        accounts = self._close(names)
-        for account in accounts:
-            account.cut = False  # its task was answered, so that all of it arrived
-        self.waiting.setdefault(key, []).extend(accounts)
+            names = [(e.down, "down", "task", key), (e.down, "up", "pull", key), *names]
+        accounts = [account for _, account in self._close(names)]
+        for k, account in enumerate(accounts):
+            if account.cut:  # its task was answered, so that all of it arrived
+                accounts[k] = msgspec.structs.replace(account, cut=False)
+        self.waiting[key] = (*self.waiting.get(key, ()), *accounts)
         self.inherited.discard(key)
         if e.stored:
             self.accepted[without_attempt(key)] = e
         return ()
 
-    def _revoked(self, e: Revoked) -> Sequence[ClosedAccount]:
+    def _revoked(self, e: Revoked) -> Sequence[Closed]:
         self.accepted.pop(without_attempt(e.key), None)
         return ()
 
-    def _verdict(self, e: Verdict) -> Sequence[ClosedAccount]:
-        closed: list[ClosedAccount] = []
-        for key, reason, staleness in e.replies:
-            closed += self._close_waiting(key, reason, staleness)
-        return self._add_to_sums(closed)
+    def _verdict(self, e: Verdict) -> Sequence[Closed]:
+        return self._add_to_sums(self._close_waiting(e.replies))
 
-    def _close_waiting(
-        self, key: Key, reason: str, staleness: int | None = None
-    ) -> list[ClosedAccount]:
-        """Closes the accounts of a task and of its reply, whose use is known; `_add_to_sums` comes
-        next. If a payload crossed once to each of several server processes, only its last crossing
-        is useful.
+    def _close_waiting(self, replies: Iterable[tuple[Key, str, int | None]]) -> list[Closed]:
+        """Closes the accounts of tasks and of their replies, whose use is known; `_add_to_sums`
+        comes next. replies: as a `Verdict` has them. Those that have the same accounts, and came to
+        the same, are closed together.
         """
-        waiting = self.waiting.pop(key, [])
-        self.inherited.discard(key)
-        closed: list[ClosedAccount] = []
-        last = dict[str, int]()  # by way, the last server process between which payload crossed
-        if {a.incarnation for a in waiting} - {self.incarnation}:
-            waiting.sort(key=_way)
-            for a in waiting:
-                if any(a.kinds.values()):
-                    last[_way(a)] = max(a.incarnation, last.get(_way(a), 0))
-        for a in waiting:
-            way = _way(a)
-            useful = not reason and a.incarnation >= last.get(way, 0)
-            if a.written and useful:  # in no round's record yet
-                add_kinds(self.unrecorded[a.round].useful[a.direction], a.kinds)
-            elif not a.written:
-                why = "" if useful else reason or "sent again"
-                closed.append(_closed(a, useful, why, staleness if way == "up" else None))
-            if useful and key.purpose == "train":
-                a.written = True
-                self.useful.setdefault(key, []).append(a)
-        return closed
+        groups: dict[tuple[object, ...], _Settled] = {}
+        for key, reason, staleness in replies:
+            accounts = self.waiting.pop(key, ())
+            self.inherited.discard(key)
+            alike = (
+                reason,
+                staleness is None,
+                key.round,
+                key.phase,
+                key.attempt,
+                key.purpose,
+                *map(id, accounts),  # the group keeps them
+            )
+            group = groups.get(alike)
+            if group is None:
+                group = groups[alike] = _Settled(accounts, reason, [], [])
+            group.keys.append(key)
+            if staleness is not None:
+                group.staleness.append(staleness)
+        return [closed for group in groups.values() for closed in self._settle(group)]
 
-    def _over(self, e: Over) -> Sequence[ClosedAccount]:
-        closed: list[ClosedAccount] = []
-        for key in sorted(_keys_over(self.inherited, e)):
-            closed += self._close_waiting(key, ENDED)
-        self._add_to_sums(closed)
+    def _settle(self, group: _Settled) -> Iterable[Closed]:
+        """If a payload crossed once to each of several server processes, only its last crossing is
+        useful.
+        """
+        accounts = group.accounts
+        keys = group.keys
+        first = keys[0]
+        last = dict[str, int]()  # by way, the last server process between which payload crossed
+        if {a.incarnation for a in accounts} - {self.incarnation}:
+            accounts = tuple(sorted(accounts, key=lambda a: a.way))
+            for a in accounts:
+                if any(a.kinds.values()):
+                    last[a.way] = max(a.incarnation, last.get(a.way, 0))
+        written: list[Account] = []
+        for a in accounts:
+            useful = not group.reason and a.incarnation >= last.get(a.way, 0)
+            if a.written and useful:  # in no round's record yet
+                sums = self.unrecorded[first.round].useful[a.direction]
+                add_kinds(sums, a.kinds, len(keys))
+            elif not a.written:
+                why = "" if useful else group.reason or "sent again"
+                staleness = group.staleness if a.way == "up" else ()
+                yield Closed(a, keys, useful, why, staleness, first.round)
+            if useful and first.purpose == "train":
+                written.append(a if a.written else msgspec.structs.replace(a, written=True))
+        if written:
+            for key in keys:
+                self.useful[key] = (*self.useful.get(key, ()), *written)
+
+    def _over(self, e: Over) -> Sequence[Closed]:
+        left = sorted(_keys_over(self.inherited, e))
+        closed = self._add_to_sums(self._close_waiting([(key, ENDED, None) for key in left]))
         self.recorded = Tally()
         for round in [r for r in self.unrecorded if r <= e.round]:
             tally = self.unrecorded.pop(round)
@@ -238,7 +257,7 @@ class Book:
                 add_kinds(self.recorded.useful[direction], tally.useful[direction])
         return closed
 
-    def _forgotten(self, e: Forgotten) -> Sequence[ClosedAccount]:
+    def _forgotten(self, e: Forgotten) -> Sequence[Closed]:
         for key in _keys_over([accepted.message.key for accepted in self.accepted.values()], e):
             del self.accepted[without_attempt(key)]
         for key in _keys_over(self.useful, e):
@@ -246,35 +265,37 @@ class Book:
         return ()
 
     # -- processes ---------------------------------------------------------------------------------
-    def _started(self, e: Started) -> Sequence[ClosedAccount]:
+    def _started(self, e: Started) -> Sequence[Closed]:
         """Tasks that the last process sent may still be answered, and replies on disk count; all
         else that it left is wasted.
         """
         self.incarnation = e.incarnation
         self.crossed = {"up": 0, "down": 0}
-        left: list[Account] = []
+        left: list[tuple[Key | None, Account]] = []
         if e.round is not None:
             for key in _keys_over(self.useful, e):
                 del self.useful[key]
-            left += [a for accounts in self.useful.values() for a in accounts]
-        left += [a for accounts in self.waiting.values() for a in accounts]
-        left += [a for mine in self.open_accounts.values() for a in mine.values()]
+            left += [(key, a) for key, accounts in self.useful.items() for a in accounts]
+        left += [(key, a) for key, accounts in self.waiting.items() for a in accounts]
+        for accounts in self.open_accounts.values():
+            for name, a in accounts.items():
+                left.append((name[3] if isinstance(name[3], Key) else a.key, a))
         self.open_accounts = {}
         self.waiting = {}
         self.useful = {}
         self.forms = {}
         on_disk = {accepted.message.key for accepted in self.accepted.values()}
-        closed: list[ClosedAccount] = []
-        for a in left:
+        closed: list[Closed] = []
+        for whose, a in left:
             if not (a.envelope or any(a.kinds.values())):
                 continue  # all of it was taken back: it did not leave
-            key = Key(a.round, a.phase, a.attempt, a.client, cast(Purpose, a.purpose))
             task = a.direction == "down" and a.type in ("task", "evaluate")
-            a.cut = task and key not in on_disk
-            if task or key in on_disk or a.written:
-                self.waiting.setdefault(key, []).append(a)
+            a = msgspec.structs.replace(a, cut=task and whose not in on_disk)
+            if whose is not None and (task or whose in on_disk or a.written):
+                self.waiting[whose] = (*self.waiting.get(whose, ()), a)
             else:
-                closed.append(_closed(a, False, ENDED))
+                round = 0 if whose is None else whose.round
+                closed.append(Closed(a, [whose], False, ENDED, round=round))
         self._add_to_sums(closed)
         self.inherited = set(self.waiting)
         if e.round is not None:
@@ -284,7 +305,7 @@ class Book:
             self.unrecorded[0] = Tally(spent=spent)
         return closed
 
-    def _welcomed(self, e: Welcomed) -> Sequence[ClosedAccount]:
+    def _welcomed(self, e: Welcomed) -> Sequence[Closed]:
         self.incarnation = e.incarnation
         return ()
 
@@ -304,7 +325,7 @@ class Book:
             unrecorded=list(self.unrecorded.items()),
         )
 
-    def _snapshot(self, e: Snapshot) -> Sequence[ClosedAccount]:
+    def _snapshot(self, e: Snapshot) -> Sequence[Closed]:
         self.incarnation = e.incarnation
         self.open_accounts = {}
         for name, account in e.open:
@@ -320,38 +341,45 @@ class Book:
         return ()
 
     # -- rows --------------------------------------------------------------------------------------
-    def _add_to_sums(self, closed: list[ClosedAccount]) -> list[ClosedAccount]:
+    def _add_to_sums(self, closed: list[Closed]) -> list[Closed]:
         """Adds what was closed to the sums, and returns it."""
         for one in closed:
             a = one.account
-            self.totals[a.direction] += one.nbytes
+            key = one.keys[0]
+            nbytes = a.nbytes * len(one.keys)
+            self.totals[a.direction] += nbytes
             if self._by_round:
                 tally = self.unrecorded[one.round]
-                tally.spent[a.direction] += one.nbytes
-                if one.useful and a.purpose == "train":
-                    add_kinds(tally.useful[a.direction], a.kinds)
+                tally.spent[a.direction] += nbytes
+                if one.useful and key is not None and key.purpose == "train":
+                    add_kinds(tally.useful[a.direction], a.kinds, len(one.keys))
         return closed
 
 
-def _closed(
-    a: Account,
-    useful: bool,
-    reason: str = "",
-    staleness: int | None = None,
-    round: int | None = None,
-    worker: str | None = None,
-) -> ClosedAccount:
-    """round, worker: in place of the account's own."""
-    nbytes = sum(a.kinds.values()) + a.envelope
-    round = a.round if round is None else round
-    return ClosedAccount(
-        a, useful, reason, staleness, round, worker, nbytes, lost=a.cut and not useful
+class _Settled(msgspec.Struct, gc=False):
+    """Tasks of one exchange whose replies came to the same, and that have the same accounts.
+    reason: why they were wasted; staleness: of each, where that is known.
+    """
+
+    accounts: tuple[Account, ...]
+    reason: str
+    keys: list[Key]
+    staleness: list[int]
+
+
+def _added(account: Account, e: Crossed | Undone, sign: int) -> Account:
+    """The account with a message more, or with sign -1 less."""
+    kinds = account.kinds
+    if e.kinds:
+        kinds = dict(kinds)
+        add_kinds(kinds, e.kinds, sign)
+    return msgspec.structs.replace(
+        account,
+        kinds=kinds,
+        envelope=account.envelope + sign * e.envelope,
+        raw_bytes=account.raw_bytes + sign * e.raw,
+        count=account.count + sign,
     )
-
-
-def _way(a: Account) -> str:
-    """The way of the payload that an account belongs to: a pull goes the other way."""
-    return OTHER[a.direction] if a.type == "pull" else a.direction
 
 
 def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
@@ -361,7 +389,7 @@ def _keys_over(keys: Iterable[Key], e: Over | Forgotten | Started) -> list[Key]:
     return [k for k in keys if k.round <= e.round and (k.round, k.client) not in under_way]
 
 
-_APPLY: dict[type, Callable[[Book, Any], Sequence[ClosedAccount]]] = {
+_APPLY: dict[type, Callable[[Book, Any], Sequence[Closed]]] = {
     Crossed: Book._crossed,
     Undone: Book._undone,
     Cut: Book._cut,

@@ -11,26 +11,24 @@ from __future__ import annotations
 import msgspec
 
 from fednet.plain import JsonDict
-from fednet.wire.messages import Direction, Key, Reply
+from fednet.wire.messages import OTHER, Direction, Key, Reply
 
 Name = tuple[bytes, Direction, str, Key | int]
 UnderWay = list[tuple[int, int]]  # (round, client) of tasks that may still be answered
 
 
-class Account(msgspec.Struct, array_like=True, gc=False):
+class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes of a row that is not written yet: more may be added, or it is not known whether
-    they were useful.
+    they were useful. Messages that are alike have one account between them until something happens
+    to one of them alone, which takes another then; so it says nothing of their tasks.
     """
 
     direction: Direction
     type: str
     kinds: dict[str, int] = {}
-    """Accounts may share them: nobody changes them in place."""
-    client: int = -1
-    round: int = 0
-    phase: int = 0
-    attempt: int = 0
-    purpose: str = "connection"
+    """Nobody changes them."""
+    key: Key | None = None
+    """Of the task that it belongs to, where its name has none."""
     counted: bool = False
     """Its messages are alike, and the row has their number."""
     envelope: int = 0
@@ -47,6 +45,16 @@ class Account(msgspec.Struct, array_like=True, gc=False):
     """
     written: bool = False
     """Its row is written, as useful."""
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes."""
+        return sum(self.kinds.values()) + self.envelope
+
+    @property
+    def way(self) -> Direction:
+        """The way of the payload that it belongs to: a pull goes the other way."""
+        return OTHER[self.direction] if self.type == "pull" else self.direction
 
 
 class Tally(msgspec.Struct, array_like=True):
@@ -213,9 +221,9 @@ class Snapshot(Base, tag=12):
     rows: int = 0
     incarnation: int = 0
     open: list[tuple[Name, Account]] = []
-    waiting: list[tuple[Key, list[Account]]] = []
+    waiting: list[tuple[Key, tuple[Account, ...]]] = []
     inherited: list[Key] = []
-    useful: list[tuple[Key, list[Account]]] = []
+    useful: list[tuple[Key, tuple[Account, ...]]] = []
     accepted: list[Accepted] = []
     totals: dict[str, int] = {}
     crossed: dict[str, int] = {}

@@ -85,6 +85,10 @@ class Link:
         # Open accounts of many messages, by connection; a dict in place of a set keeps their order.
         self._counted: dict[bytes, dict[Name, None]] = {}
         self._received: dict[bytes, int] = {}  # bytes that came, by connection
+        # The event of the last task or reply beside which its payload crossed, and the size of
+        # that, all bytes of the message, and its form.
+        self._whole: Crossed | None = None
+        self._alike: tuple[int, int, Sequence[m.Field]] = 0, 0, ()
         # By direction, of the last payload that crossed whole: most are of one form.
         self._last: dict[m.Direction, tuple[Sequence[m.Field], int, dict[str, int], int]] = {}
 
@@ -172,6 +176,14 @@ class Link:
         A part of a payload belongs to that payload's account. A stray one does not, but its kinds
         are found by the form that is noted there.
         """
+        if (
+            isinstance(message, (m.Task, m.Reply))
+            and body is not None
+            and message.size == body.size <= m.BESIDE
+            and not stray
+            and message.key.purpose == "train"
+        ):  # most messages; nothing of the rest applies to them
+            return self._add_whole(crossing, conn, direction, message, body.size, nbytes)
         key: m.Key | None = getattr(message, "key", None)
         if key is None and (stray or isinstance(message, m.BEATS)):
             row = "beat" if isinstance(message, m.BEATS) else "refused"
@@ -209,20 +221,55 @@ class Link:
         if key is not None and key.purpose == "evaluate":
             final = (key.round, key.phase) == self.final
         key_of_row = key if name[2] == ONCE else None  # else it is in the name
-        last = crossing[-1] if crossing else None
-        if (
-            last is not None
-            and last.kinds is kinds  # those of one form, see `_split`
-            and last.envelope == envelope
-            and last.type == type
-            and last.names[0][1] == direction
-            and last.key is key_of_row is None
-            and last.final == final
-        ):
-            last.names.append(name)
-        else:
-            crossing.append(Crossed([name], type, envelope, kinds, raw, key_of_row, final=final))
+        self._add_alike(crossing, name, type, envelope, kinds, raw, key_of_row, final)
         return name
+
+    def _add_whole(
+        self,
+        crossing: list[Crossed],
+        conn: bytes,
+        direction: m.Direction,
+        message: m.Task | m.Reply,
+        size: int,
+        nbytes: int,
+    ) -> Name:
+        """The same of a task or reply of a training, beside which its whole payload crosses."""
+        type = CARRIERS[direction]
+        name = conn, direction, type, message.key
+        alike = size, nbytes, message.form
+        if crossing and crossing[-1] is self._whole and alike == self._alike:
+            self._whole.names.append(name)
+            return name
+        kinds, raw = self._split(direction, message.form, 0, size)
+        self._add_alike(crossing, name, type, nbytes - size, kinds, raw)
+        self._whole = crossing[-1]
+        self._alike = alike
+        return name
+
+    def _add_alike(
+        self,
+        crossing: list[Crossed],
+        name: Name,
+        type: str,
+        envelope: int,
+        kinds: dict[str, int],
+        raw: int,
+        key: m.Key | None = None,
+        final: bool = False,
+    ) -> None:
+        """Adds a message to the last event where it is like those of that one."""
+        if crossing:
+            last = crossing[-1]
+            if (
+                last.kinds is kinds  # those of one form, see `_split`
+                and last.envelope == envelope
+                and last.type == type
+                and last.key is key is None
+                and last.final == final
+            ):
+                last.names.append(name)
+                return
+        crossing.append(Crossed([name], type, envelope, kinds, raw, key, final=final))
 
     def _event_of_many(self, conn: bytes, direction: m.Direction, row: str, nbytes: int) -> Crossed:
         """Bytes of a row of many messages, of that type."""

@@ -36,7 +36,8 @@ def test_alike_messages_are_one_row_with_a_list_where_they_differ() -> None:
 
 
 def test_messages_of_no_client_are_rows_of_their_own() -> None:
-    rows = [row(-1), row(-1), row(0)]
+    connection = row(-1, purpose="connection")
+    rows = [connection, connection, row(0)]
     assert together(rows) == rows
 
 
@@ -70,6 +71,8 @@ def several(draw: st.DrawFn) -> list[dict[str, Any]]:
     rows = []
     for fields in draw(st.lists(drawn, max_size=12)):
         made = Wire.of(fields)
+        if made.client < 0:  # what belongs to no task
+            made.set(purpose="connection", phase=0, attempt=0)
         if made.lost:
             made.useful = False
         made.bytes = made.envelope + sum(made.kinds.values())
