@@ -53,6 +53,8 @@ class Ids:
 
 def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
     """Returns ascending ids, with each run of consecutive ones as (first, last)."""
+    if len(ids) > 1 and ids[-1] - ids[0] == len(ids) - 1 == len(set(ids)) - 1:
+        return [(ids[0], ids[-1])]  # without a look at each
     found: list[int | tuple[int, int]] = []
     at = 0
     while at < len(ids):

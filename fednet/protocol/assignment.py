@@ -78,7 +78,11 @@ class Assignment:
         task, while that worker can do it. ahead: also a worker that has no slot free for it.
         """
         client = t.spec.client
+        most = TASKS_PER_SLOT if ahead else 1
         hosts = list(self._roster.hosting.get(client, {}).values())
+        if len(hosts) == 1 and not t.spec.bound:
+            worker = hosts[0]
+            return worker if len(worker.queue) < most * worker.slots else None
         last = self._roster.workers.get(self._last.get(client, ""))
         if (
             t.spec.bound
@@ -91,7 +95,6 @@ class Assignment:
             if t.spec.start:
                 hosts = [x for x in hosts if client not in x.lacks] or hosts
             hosts = [x for x in hosts if x.name not in t.refused_by] or hosts
-        most = TASKS_PER_SLOT if ahead else 1
         room = [x for x in hosts if len(x.queue) < most * x.slots]
         if len(room) <= 1:
             return room[0] if room else None

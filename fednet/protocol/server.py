@@ -969,35 +969,38 @@ class ServerProtocol:
         crossed for it is wasted, and why it was dropped; reply: why its reply is wasted, if
         not for that reason. to: which state, if the event can lead to several.
         """
-        client = t.spec.client
-        worker = self.roster.workers.get(t.worker)
         following, effects = CHANGES[t.status, event, to]
         for effect in effects:
-            if effect is Effect.CALL_OFF:
-                if worker is not None and worker.conn is not None:
-                    self._send(worker.conn, m.Cancel(key=t.key))
-            elif effect is Effect.WASTE_DOWN:
-                if t.conn:
-                    self._out.append(ClosePayload(t.conn, "down", t.key, reason))
-            elif effect is Effect.WASTE_UP:
-                if t.up_conn:
-                    self._out.append(ClosePayload(t.up_conn, "up", t.key, reply or reason))
-            elif effect is Effect.RELEASE:
-                if worker is not None:
-                    worker.held.discard(client)
-            elif effect is Effect.FREE:
-                if worker is not None:
-                    self._run_next(worker, client)
-            elif effect is Effect.WAIT:
-                self._assignment.add(t)
-            elif effect is Effect.RESOLVE:
-                self._assignment.remove(client)
-                self._out.append(Resolved(t.key, reason))
+            self._carry_out(effect, t, reason, reply)
         t.status = following
-        if following in NO_REPLY:
+        if following in NO_REPLY and t.reply is not None:
             t.forget_reply()
         if following in NOT_HANDED:
             t.forget_worker()
+
+    def _carry_out(self, effect: Effect, t: TrackedTask, reason: str, reply: str) -> None:
+        """Does what follows from a change of a task's state. reason, reply: see `_change`."""
+        worker = self.roster.workers.get(t.worker)
+        if effect is Effect.RELEASE:
+            if worker is not None:
+                worker.held.discard(t.spec.client)
+        elif effect is Effect.FREE:
+            if worker is not None:
+                self._run_next(worker, t.spec.client)
+        elif effect is Effect.RESOLVE:
+            self._assignment.remove(t.spec.client)
+            self._out.append(Resolved(t.key, reason))
+        elif effect is Effect.CALL_OFF:
+            if worker is not None and worker.conn is not None:
+                self._send(worker.conn, m.Cancel(key=t.key))
+        elif effect is Effect.WASTE_DOWN:
+            if t.conn:
+                self._out.append(ClosePayload(t.conn, "down", t.key, reason))
+        elif effect is Effect.WASTE_UP:
+            if t.up_conn:
+                self._out.append(ClosePayload(t.up_conn, "up", t.key, reply or reason))
+        elif effect is Effect.WAIT:
+            self._assignment.add(t)
 
     def _cancel(self, reason: str) -> None:
         for t in self.open_tasks():

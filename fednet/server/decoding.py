@@ -21,7 +21,7 @@ from fednet.wire.body import Body
 from fednet.wire.codec import cut
 from fednet.wire.compressors.base import Memory
 from fednet.wire.messages import Field, Key
-from fednet.wire.payload import Payload, Samples, run_of
+from fednet.wire.payload import LocalRun, Payload, Samples
 
 STEPS = 100  # passes in batches of one, for each that is configured: more steps are refused
 HUGE = 1.8e19  # the square of a larger norm is no float32
@@ -149,8 +149,7 @@ class ReplyDecoder:
             # A compressor of the user's own failed at bytes that a client may choose: the run goes
             # on without them.
             raise WrongPart(m.clean(error_text(broken, anywhere=True))) from broken
-        for reply, payload in zip(replies, payloads):
-            self._check(reply, payload)
+        self._check(kind, replies, payloads)
         for reply, body in zip(replies, evaluations):
             tested = self._tested(reply.key.client)
             try:
@@ -178,46 +177,57 @@ class ReplyDecoder:
         past = Memory(self._sent.remembered, reply.remembered, prefix)
         return self._exp.up.decode(kind, form, body, x, fill, True, past)
 
-    def _check(self, reply: ReceivedReply, payload: Payload) -> None:
-        """Raises RemoteProtocolError for values that cannot be. Notes the norms in the reply."""
+    def _check(
+        self, kind: type[Payload], replies: Sequence[ReceivedReply], payloads: Sequence[Payload]
+    ) -> None:
+        """Raises RemoteProtocolError for values that cannot be. Notes the norms in the replies."""
         exp = self._exp
-        client = reply.key.client
-        for name in payload.fields:
-            value = getattr(payload, name)
-            if isinstance(value, Tensors):
-                exp.up.finite(value, name)
-                # the mean, or the next training, would leave the finite numbers: one peer could end
-                # everybody's run
-                if not math.isfinite(value.rough_norm):
-                    raise RemoteProtocolError(
-                        f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
-                    )
-                if payload.fields[name].kind not in exp.up.chains:
-                    reply.norms[name] = value.rough_norm
-            if isinstance(value, Samples):
-                _check_samples(value, name, exp)
-        run = run_of(payload)
-        most_samples = self._samples(client)
-        if run is not None and most_samples is not None:
-            if run.n > most_samples:
-                raise RemoteProtocolError(f"it reports {run.n} samples, but has {most_samples}")
-            # Methods may train more often than the configuration asks for.
-            train = exp.config.train_of(client)
-            most_steps = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, most_samples))
-            if run.steps > most_steps:
-                raise RemoteProtocolError(
-                    f"it says it took {run.steps} steps; {most_steps} would be {STEPS} times those "
-                    f"of its configuration"
-                )
+        for name, field in kind.fields.items():
+            values = [getattr(payload, name) for payload in payloads]
+            if isinstance(values[0], Tensors):
+                noted = field.kind not in exp.up.chains
+                for reply, value in zip(replies, values):
+                    exp.up.finite(value, name)
+                    # the mean, or the next training, would leave the finite numbers: one peer could
+                    # end everybody's run
+                    norm = value.rough_norm
+                    if not math.isfinite(norm):
+                        raise RemoteProtocolError(
+                            f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
+                        )
+                    if noted:
+                        reply.norms[name] = norm
+            elif isinstance(values[0], Samples):
+                for value in values:
+                    _check_samples(value, name, exp)
+        if kind.run_field is not None:
+            for reply, payload in zip(replies, payloads):
+                self._check_run(reply.key.client, getattr(payload, kind.run_field))
         most_norm = exp.config.security.max_norm
         if isinstance(most_norm, float):
-            for name, _, update in updates(payload, self._sent.get(client)):
-                norm = update.norm()
-                if norm > most_norm:
-                    raise RemoteProtocolError(
-                        f"{name} is an update of norm {norm:.4g}; security.max_norm allows "
-                        f"{most_norm:g}"
-                    )
+            for reply, payload in zip(replies, payloads):
+                for name, _, update in updates(payload, self._sent.get(reply.key.client)):
+                    norm = update.norm()
+                    if norm > most_norm:
+                        raise RemoteProtocolError(
+                            f"{name} is an update of norm {norm:.4g}; security.max_norm allows "
+                            f"{most_norm:g}"
+                        )
+
+    def _check_run(self, client: int, run: LocalRun) -> None:
+        most_samples = self._samples(client)
+        if most_samples is None:
+            return
+        if run.n > most_samples:
+            raise RemoteProtocolError(f"it reports {run.n} samples, but has {most_samples}")
+        # Methods may train more often than the configuration asks for.
+        train = self._exp.config.train_of(client)
+        most_steps = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, most_samples))
+        if run.steps > most_steps:
+            raise RemoteProtocolError(
+                f"it says it took {run.steps} steps; {most_steps} would be {STEPS} times those "
+                f"of its configuration"
+            )
 
 
 def _check_samples(value: Samples, name: str, exp: Experiment) -> None:

@@ -143,8 +143,8 @@ class RealTime:
             return None
         if isinstance(outcome, ReceivedReply):
             task.reply = outcome
-        else:
-            task.reason = outcome.reason
+            return key.client
+        task.reason = outcome.reason
         return None if self.again(key.client) else key.client
 
 
