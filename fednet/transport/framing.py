@@ -6,6 +6,7 @@ libzmq is installed.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 CURVE_FRAME_BYTES = 33
@@ -25,6 +26,7 @@ in READY."""
 CURVE_READY_BYTES = 2 + 6 + 8 + 16 + 22 + 13
 
 
+@functools.lru_cache(1024)  # the messages of a round have few sizes
 def framing(*sizes: int, curve: bool = False) -> int:
     """All bytes that frames of these sizes take on TCP: each itself, a byte of flags and its
     length, one byte up to 255, eight above.

@@ -38,7 +38,7 @@ from fednet.transport.zeromq.sockets import (
     monitor_of,
     ms,
     owned_frame,
-    receive,
+    receive_from,
     send,
     why,
 )
@@ -356,10 +356,9 @@ class ZmqServer:
         curve = self._access is not None
         for _ in range(BATCH):
             try:
-                conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
+                conn, body = receive_from(self._router)
             except zmq.Again:
                 return True
-            conn = conn_frame.bytes
             if len(body) > MAX_FRAMES:
                 reason = f"a message of more than the {MAX_FRAMES} frames that are allowed"
                 self._hang_up_for(reason, conn, body[0])

@@ -153,8 +153,8 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     socket.send(frames[-1], _NOW, copy=len(frames[-1]) < COPY_BELOW_BYTES)
 
 
-def receive(socket: zmq.Socket[bytes], most: int = MAX_FRAMES) -> list[zmq.Frame]:
-    """The frames of the next message, of more than `most` the first so many and one. Raises
+def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The frames of the next message, of more than are allowed the first so many and one. Raises
     zmq.Again where there is none.
     """
     frames = [socket.recv(_NOW, copy=False)]
@@ -162,9 +162,17 @@ def receive(socket: zmq.Socket[bytes], most: int = MAX_FRAMES) -> list[zmq.Frame
     while more:
         frame = socket.recv(_NOW, copy=False)
         more = frame.more
-        if len(frames) <= most:
+        if len(frames) <= MAX_FRAMES:
             frames.append(frame)
     return frames
+
+
+def receive_from(router: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]]:
+    """The routing id of the next message's sender, and its frames as of `receive`. Raises
+    zmq.Again where there is none.
+    """
+    conn = router.recv(_NOW)  # a frame of its own, which others always follow
+    return conn, receive(router)
 
 
 def owned_frame(frame: zmq.Frame) -> Frame:
