@@ -49,8 +49,9 @@ from fednet.wire.body import Body
 BOOK_S = 1.0  # how often the bytes of connections that have not joined are booked
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 STATUS_S = 0.5  # how often the rows for status.json are made, such as whom the exchange waits for
-# How long the rounds may be away before the caretaker does their I/O. Where both threads work, they
-# hand the interpreter to each other at every operation on tensors: a third more for a small reply.
+# How long the rounds may be away before the caretaker looks whether to do their I/O. Where both
+# threads work, they hand the interpreter to each other at every operation on tensors: a third more
+# for a small reply.
 GRACE_S = 0.02
 PAUSE_S = 1.0  # at most so much of the time between two polls counts as silence of the clients
 
@@ -163,13 +164,12 @@ class ServerIO:
         self._lock = threading.Lock()
         self._owner = 0  # the number of the thread that has it; 0: none
         self._within = 0  # how often that thread is inside `with io:`
-        self._wanted = self._closing = False
-        self._back = threading.Event()  # set while the rounds want it, or have it
-        self._free = threading.Event()  # set when the rounds leave it; the caretaker clears it
+        self._wanted = False  # whether the rounds wait for it
+        self._left = time.monotonic()  # when the rounds last left it
+        self._closing = threading.Event()
         self._broken: BaseException | None = None
         self._caretaker: threading.Thread | None = None
         if not self.inline:
-            self._free.set()
             self._caretaker = threading.Thread(target=self._care, name="fednet-io", daemon=True)
             self._caretaker.start()
 
@@ -180,7 +180,6 @@ class ServerIO:
             self._within += 1
             return self
         self._wanted = True
-        self._back.set()
         if not self._lock.acquire(blocking=False):
             self.transport.wake()
             self._lock.acquire()
@@ -196,27 +195,26 @@ class ServerIO:
         self._within -= 1
         if not self._within:
             self._owner = 0
-            self._back.clear()
+            self._left = time.monotonic()
             self._lock.release()
-            self._free.set()
 
     def _care(self) -> None:
-        """The caretaker: does the I/O while the rounds are at something else."""
-        while not self._closing:
-            self._free.wait()
-            self._free.clear()
-            if self._back.wait(GRACE_S):
+        """The caretaker: does the I/O while the rounds are at something else. It looks for that
+        from time to time: to be told each time that they leave would cost them more.
+        """
+        while not self._closing.wait(GRACE_S):
+            if time.monotonic() - self._left < GRACE_S or not self._lock.acquire(blocking=False):
                 continue
-            with self._lock:
-                self._owner = threading.get_ident()
-                self._within = 1
-                try:
-                    while not (self._wanted or self._closing):
-                        self._step(TICK_S)
-                except BaseException:  # raised where the rounds use it
-                    return
-                finally:
-                    self._owner = 0
+            self._owner = threading.get_ident()
+            self._within = 1
+            try:
+                while not (self._wanted or self._closing.is_set()):
+                    self._step(TICK_S)
+            except BaseException:  # raised where the rounds use it
+                return
+            finally:
+                self._owner = 0
+                self._lock.release()
 
     # -- commands ----------------------------------------------------------------------------------
     def act(self, instructions: list[Instruction]) -> None:
@@ -268,8 +266,7 @@ class ServerIO:
 
     def close(self, over: bool = True, linger_s: float = 1.0) -> None:
         """over: no later server goes on with what is under way."""
-        self._closing = True
-        self._free.set()
+        self._closing.set()
         if self._caretaker is not None:
             self.transport.wake()
             self._caretaker.join(60.0)  # before its socket is closed: thousands may end together
@@ -501,8 +498,8 @@ class ServerIO:
             task = i.task
             reply = task.reply
             assert reply is not None
-            if (task.up_conn, task.key) in unsent_of or (task.conn, task.key) in unsent_of:
-                unsent = True
+            for conn in (task.up_conn, task.conn) if unsent_of else ():
+                unsent = unsent or (conn, task.key) in unsent_of
             worker = self.protocol.roster.workers[task.worker]
             place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
             asked = task.spec.check, task.spec.start
