@@ -49,6 +49,7 @@ from fednet.server.tracking import Trackers
 from fednet.server.watch import ServerOptions
 from fednet.wire.messages import clean
 
+TRIM_BYTES = 32 << 20  # of messages, between two looks for memory that they have left free
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
@@ -94,6 +95,7 @@ class Rounds:
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self._clients_then = self.config.clients  # from the next round on
         self._recorded = time.monotonic()  # when the last round was
+        self._crossed = 0  # bytes of messages since memory was given back
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
@@ -502,7 +504,7 @@ class Rounds:
         self._show(round)
         collect_in_time()
         if not self.clients.io.inline:
-            give_back_freed()  # where the round's messages were, in gaps of different sizes
+            self._give_back(sum(tally.spent.values()))
         if reason := abort_reason(config, round, progress.void, self.clients.over_network):
             self.clients.cancel("the run ends")
             self.save()
@@ -510,6 +512,15 @@ class Rounds:
         if join and self.has_next_round():
             raise ClientsJoin(config.clients, self._clients_then)
         progress.stopped = stop_reason(config, progress) or ""
+
+    def _give_back(self, nbytes: int) -> None:
+        """Gives the system what malloc keeps free where messages were, in gaps of different sizes.
+        To look for it takes a while. nbytes: of the round's messages.
+        """
+        self._crossed += nbytes
+        if self._crossed >= TRIM_BYTES:
+            self._crossed = 0
+            give_back_freed()
 
     def take_tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
