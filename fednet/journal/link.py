@@ -217,9 +217,7 @@ class Link:
             if type != "pull" and key.purpose == "evaluate":
                 type = "evaluate"
         envelope = nbytes - sum(kinds.values())
-        final = False
-        if key is not None and key.purpose == "evaluate":
-            final = (key.round, key.phase) == self.final
+        final = key is not None and self._is_final(key)
         key_of_row = key if name[2] == ONCE else None  # else it is in the name
         self._add_alike(crossing, name, type, envelope, kinds, raw, key_of_row, final)
         return name
@@ -271,6 +269,10 @@ class Link:
                 return
         crossing.append(Crossed([name], type, envelope, kinds, raw, key, final=final))
 
+    def _is_final(self, key: m.Key) -> bool:
+        """Whether a task is of the evaluation after the last round."""
+        return key.purpose == "evaluate" and (key.round, key.phase) == self.final
+
     def _event_of_many(self, conn: bytes, direction: m.Direction, row: str, nbytes: int) -> Crossed:
         """Bytes of a row of many messages, of that type."""
         counted_for = NOBODY if conn in self._strangers else conn
@@ -311,8 +313,7 @@ class Link:
             first = 0
             while first < len(starts):
                 nbytes = self._framing(header + len(msgpack.encode(first)) - 1)
-                final = key.purpose == "evaluate" and (key.round, key.phase) == self.final
-                self.journal.note(Crossed([pull], "pull", nbytes, final=final))
+                self.journal.note(Crossed([pull], "pull", nbytes, final=self._is_final(key)))
                 first += m.WINDOW // 2 if first else m.WINDOW
         return total
 
