@@ -128,10 +128,8 @@ class Book:
     def _accounts_closed(self, e: AccountsClosed) -> Sequence[Closed]:
         closed: list[Closed] = []
         for name, account in self._close(e.names):
-            key = name[3] if isinstance(name[3], Key) else account.key
-            round = e.round
-            if round is None:
-                round = 0 if key is None else key.round
+            key = _key_of(name, account)
+            round = _round_of(key) if e.round is None else e.round
             one = Closed(account, [key], e.useful, e.reason, round=round, worker=e.worker)
             closed.append(one)
         return self._add_to_sums(closed)
@@ -215,12 +213,16 @@ class Book:
             group.keys.append(key)
             if staleness is not None:
                 group.staleness.append(staleness)
-        return [closed for group in groups.values() for closed in self._settle(group)]
+        closed: list[Closed] = []
+        for group in groups.values():
+            closed += self._settle(group)
+        return closed
 
-    def _settle(self, group: _Settled) -> Iterable[Closed]:
+    def _settle(self, group: _Settled) -> list[Closed]:
         """If a payload crossed once to each of several server processes, only its last crossing is
         useful.
         """
+        closed: list[Closed] = []
         accounts = group.accounts
         keys = group.keys
         first = keys[0]
@@ -239,12 +241,13 @@ class Book:
             elif not a.written:
                 why = "" if useful else group.reason or "sent again"
                 staleness = group.staleness if a.way == "up" else ()
-                yield Closed(a, keys, useful, why, staleness, first.round)
+                closed.append(Closed(a, keys, useful, why, staleness, first.round))
             if useful and first.purpose == "train":
                 written.append(a if a.written else msgspec.structs.replace(a, written=True))
         if written:
             for key in keys:
                 self.useful[key] = (*self.useful.get(key, ()), *written)
+        return closed
 
     def _over(self, e: Over) -> Sequence[Closed]:
         left = sorted(_keys_over(self.inherited, e))
@@ -278,8 +281,7 @@ class Book:
             left += [(key, a) for key, accounts in self.useful.items() for a in accounts]
         left += [(key, a) for key, accounts in self.waiting.items() for a in accounts]
         for accounts in self.open_accounts.values():
-            for name, a in accounts.items():
-                left.append((name[3] if isinstance(name[3], Key) else a.key, a))
+            left += [(_key_of(name, a), a) for name, a in accounts.items()]
         self.open_accounts = {}
         self.waiting = {}
         self.useful = {}
@@ -294,8 +296,7 @@ class Book:
             if whose is not None and (task or whose in on_disk or a.written):
                 self.waiting[whose] = (*self.waiting.get(whose, ()), a)
             else:
-                round = 0 if whose is None else whose.round
-                closed.append(Closed(a, [whose], False, ENDED, round=round))
+                closed.append(Closed(a, [whose], False, ENDED, round=_round_of(whose)))
         self._add_to_sums(closed)
         self.inherited = set(self.waiting)
         if e.round is not None:
@@ -365,6 +366,15 @@ class _Settled(msgspec.Struct, gc=False):
     reason: str
     keys: list[Key]
     staleness: list[int]
+
+
+def _key_of(name: Name, account: Account) -> Key | None:
+    """The task that an account belongs to."""
+    return name[3] if isinstance(name[3], Key) else account.key
+
+
+def _round_of(key: Key | None) -> int:
+    return 0 if key is None else key.round
 
 
 def _added(account: Account, e: Crossed | Undone, sign: int) -> Account:
