@@ -59,8 +59,8 @@ def test_a_task_under_way_at_a_stop_is_open_in_the_journal_and_has_no_row(
 ) -> None:
     directory, tasks = stopped_under_way(tmp_path, monkeypatch)
     assert rows_of(directory, tasks) == []
-    accounts = [a for mine in read_book(directory).open_accounts.values() for a in mine.values()]
-    assert tasks & {(a.round, a.client) for a in accounts if a.type == "task"}
+    names = [name for mine in read_book(directory).open_accounts.values() for name in mine]
+    assert tasks & {(name[3].round, name[3].client) for name in names if name[2] == "task"}
 
 
 def test_rounds_after_a_stop_have_all_bytes_to_date_and_tasks_under_way_count_later(
