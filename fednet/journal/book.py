@@ -77,6 +77,7 @@ class Book:
         self.recorded = Tally()  # by the last `Over`
         # Of payloads whose parts follow, by the name of their account; a later process needs none.
         self.forms: dict[Name, Sequence[Field]] = {}
+        self._opened: dict[tuple[str, str], Account] = {}  # the last, by direction and type
         self._by_round = by_round  # whether there are records of rounds
 
     def apply(self, event: Event) -> Sequence[Row]:
@@ -99,13 +100,19 @@ class Book:
             self.incarnation,
             e.final,
         )
+        last = self._opened.get((direction, e.type))
+        if last == opened:
+            opened = last  # they can be closed together
+        else:
+            self._opened[direction, e.type] = opened
         for name in e.names:
             accounts = self.open_accounts.get(name[0])
             if accounts is None:
                 accounts = self.open_accounts[name[0]] = {}
             account = accounts.get(name)
             accounts[name] = opened if account is None else _added(account, e, 1)
-        self.crossed[direction] += opened.nbytes * len(e.names)
+        nbytes = e.envelope + sum(e.kinds.values())
+        self.crossed[direction] += nbytes * len(e.names)
         return ()
 
     def _undone(self, e: Undone) -> Sequence[Closed]:
@@ -172,10 +179,11 @@ class Book:
         names: list[Name] = [(e.up, "up", "reply", key), (e.up, "down", "pull", key)]
         if e.down is not None:
             names = [(e.down, "down", "task", key), (e.down, "up", "pull", key), *names]
-        accounts = [account for _, account in self._close(names)]
-        for k, account in enumerate(accounts):
+        accounts: list[Account] = []
+        for _, account in self._close(names):
             if account.cut:  # its task was answered, so that all of it arrived
-                accounts[k] = msgspec.structs.replace(account, cut=False)
+                account = msgspec.structs.replace(account, cut=False)
+            accounts.append(account)
         self.waiting[key] = (*self.waiting.get(key, ()), *accounts)
         self.inherited.discard(key)
         if e.stored:

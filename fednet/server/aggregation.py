@@ -115,7 +115,7 @@ class Aggregation:
         return up
 
     def _add(self, ups: Sequence[tuple[int, Payload]]) -> None:
-        if self._accumulator is not None and self.method.adds_alike and len(ups) > 1:
+        if len(ups) > 1 and self._accumulator is not None and self.method.adds_alike:
             try:
                 changed = [self._change(client, up) for client, up in ups]
                 self._accumulator = self.method.add_all(self._accumulator, changed)

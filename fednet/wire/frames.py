@@ -98,11 +98,7 @@ class MessageDecoder:
             return message
         names = kind.__struct_fields__
         fields = dict(zip(names, _VALUES[kind](message)))
-        fields["form"] = self._form(bytes(fields["form"]))
-        return kind(**fields)
-
-    def _form(self, text: bytes) -> list[m.Field]:
-        """Raises ValueError for what is no form."""
+        text = bytes(fields["form"])
         form = self._forms.get(text)
         if form is None:
             form = _read_form(text)
@@ -110,7 +106,8 @@ class MessageDecoder:
                 if len(self._forms) >= FORMS:
                     self._forms.clear()
                 self._forms[text] = form
-        return form
+        fields["form"] = form
+        return kind(**fields)
 
     def __call__(self, frames: Sequence[Any], most: int = m.PART) -> tuple[m.Message, Body | None]:
         """The message and the body that came. most: bytes of a body. Raises RemoteProtocolError."""
