@@ -67,7 +67,7 @@ class Sum:
         """
         total = self
         for k, (x, weight) in enumerate(values):
-            if total.layout is not None and total.layout == total.layout.parameters:
+            if total.layout is not None and total.layout is total.layout.parameters:
                 return total._add_vectors(values[k:])
             total = total.add(x, weight)
         return total
