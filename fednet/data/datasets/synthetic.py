@@ -79,12 +79,13 @@ def _samples(
     y = draw.permutation(np.arange(n) % len(means))
     x = np.empty((n, *means.shape[1:]), np.uint8 if image else np.float32)
     block = np.empty((BLOCK, *means.shape[1:]), np.float32)
+    chosen = np.empty_like(block)  # a new one for each block took a tenth of the time
     for start in range(0, n, BLOCK):
         labels = y[start : start + BLOCK]
         values = block[: len(labels)]
         draw.standard_normal(out=values, dtype=np.float32)
         values *= np.float32(noise)
-        values += means[labels]
+        values += np.take(means, labels, axis=0, out=chosen[: len(labels)], mode="clip")
         if image:
             values *= 40
             values += 128
