@@ -159,7 +159,7 @@ class Experiment:
         """Returns a new model to work with. setting: of a client's own model."""
         setting = setting or self.setting
         last = self.channels_last(setting, device)
-        return Scratch(setting.module, setting.layout, device, channels_last=last)
+        return Scratch(setting.borrowed, setting.layout, device, channels_last=last)
 
     def channels_last(self, setting: Setting, device: str | torch.device) -> bool:
         """Returns whether kernels of the model have their channels innermost in memory there."""
@@ -456,11 +456,15 @@ def _setting(
             f"try it on, expects {max(1, classes)}; let it count those that data.classes says, or "
             f"one where there are none."
         )
+    initial = Tensors.of(module, layout)
+    # A user's model may hold functions that refer to it, and so would those of a copy.
+    own = registry.shipped(registry.model.get(config.model.name).__module__)
+    built = initial.within(module) if own and config.model.adapters is None else None
     return Setting(
         layout=layout,
         shared=shared,
         head=models.head_names(module),
-        initial=Tensors.of(module, layout),
+        initial=initial,
         config=config,
         task=task,
         classes=classes,
@@ -473,6 +477,7 @@ def _setting(
         input_shape=input_shape,
         batch_norm=moves(module, layout, _BatchNorm),
         convolutions=any(isinstance(part, nn.Conv2d) for part in module.modules()),
+        built=built,
     )
 
 

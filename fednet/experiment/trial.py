@@ -61,7 +61,7 @@ def fits(algorithm: Algorithm, setting: Setting, data: Data) -> None:
     """
     config = setting.config
     task = setting.task
-    module = setting.module()
+    module = setting.borrowed()
     if config.train.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)
     x, y = samples(data)

@@ -111,6 +111,14 @@ class Tensors:
                 state[name].copy_(value)
         return module
 
+    def within(self, module: nn.Module) -> nn.Module:
+        """Returns a module of that layout, of which the parameters now lie in these tensors."""
+        parameters = dict(module.named_parameters())
+        for slot in self.layout.slots:
+            if slot.role == "parameter":
+                parameters[slot.name].data = self[slot.name]
+        return module
+
     @property
     def device(self) -> torch.device:
         return self.vector.device

@@ -270,6 +270,41 @@ def test_the_trial_draws_from_no_other_stream_and_leaves_the_initial_model(algor
     assert Tensors.of(exp.setting.module()).sha256() == Tensors.of(fresh).sha256()
 
 
+@pytest.mark.parametrize("name", ["resnet18_bn_proj", "mlp"])
+def test_a_model_is_copied_as_it_was_initialised_and_nobody_draws_it_again(name, monkeypatch):
+    data = {"dataset": "synthetic", "samples": 20, "shape": [3, 32, 32], "partition": "iid"}
+    exp = build(from_mapping({"clients": 2, "model": name, "data": data}))
+    setting = exp.setting
+    digest = setting.initial.sha256()
+    monkeypatch.setattr(models, "build", None)
+    own = setting.module()
+    borrowed = setting.borrowed()
+    assert Tensors.of(own).sha256() == Tensors.of(borrowed).sha256() == digest
+    places = {p.data_ptr() for p in own.parameters()}
+    assert places.isdisjoint(p.data_ptr() for p in borrowed.parameters())
+    for parameter_name, parameter in borrowed.named_parameters():
+        assert parameter.data_ptr() == setting.initial[parameter_name].data_ptr()
+    with torch.no_grad():
+        for tensor in (*own.parameters(), *own.buffers(), *borrowed.buffers()):
+            tensor.zero_()
+    scratch, other = exp.scratch(), exp.scratch()
+    scratch.load(setting.initial * 2.0)
+    loss = other.module(torch.ones(2, 3, 32, 32)).sum()
+    with torch.no_grad():
+        for parameter in scratch.module.parameters():
+            parameter.zero_()  # in another thread, say
+    loss.backward()  # refused where torch takes them for one parameter
+    assert setting.initial.sha256() == Tensors.of(setting.module()).sha256() == digest
+
+
+def test_a_users_own_model_is_built_again_since_what_it_holds_may_refer_to_it():
+    exp = build(from_mapping(mapping("trial-noisy")))
+    assert exp.setting.built is None
+    one, other = exp.setting.module(), exp.setting.borrowed()
+    places = {p.data_ptr() for p in one.parameters()}
+    assert places.isdisjoint(p.data_ptr() for p in other.parameters())
+
+
 SMALL = [
     "--set",
     "data={dataset: synthetic, samples: 60, shape: [1, 8, 8], classes: 3, partition: iid}",
