@@ -56,11 +56,11 @@ def split(
         )
         if not len(public):
             raise ConfigError(f"data.public.fraction: {fraction} of {len(y)} samples is not one.")
-    pool = np.setdiff1d(np.arange(data.n_train), public)
+    pool = _all_but(data.n_train, public)
     if section.validation:
         draw = rng(seed, "validation")
         validation = pool[stratified_sample(y[pool], section.validation, draw)]
-        pool = np.setdiff1d(pool, validation)
+        pool = _all_but(data.n_train, public, validation)
 
     part = partitioner.get(scheme)
     where = f"data.partition (scheme {scheme!r})"
@@ -77,6 +77,16 @@ def split(
         table = class_table(data.labels(), parts, data.table_classes)
         own = _tests(part, options, data, parts, table, seed)
     return Federation(data, _sort_each(parts), _sort_each(own), validation, public, scheme, **noise)
+
+
+def _all_but(n: int, *others: np.ndarray) -> np.ndarray:
+    """The indices below n, in ascending order, that are in none of the others. (NumPy's functions
+    of sets sort, and import its masked arrays.)
+    """
+    free = np.ones(n, dtype=bool)
+    for some in others:
+        free[some] = False
+    return np.flatnonzero(free)
 
 
 def balanced_sample(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
@@ -150,7 +160,7 @@ def _partition(
         raise DataError(f"{where}: client {empty[0]} has no samples.")
     if everything.min() < 0 or everything.max() >= len(pool):
         raise DataError(f"{where}: an index is outside the training pool of {len(pool)} samples.")
-    if len(np.unique(everything)) != len(everything):
+    if np.bincount(everything).max() > 1:
         raise DataError(f"{where}: a sample has two owners.")
     return [pool[np.asarray(m, dtype=np.int64)] for m in made]
 
@@ -229,7 +239,7 @@ def _split_each_client(
         n = max(1, len(part) * 3 // 4)
         cuts.append((shuffled[:n], shuffled[n:]))
     test = np.sort(np.concatenate([t for _, t in cuts]))
-    train = np.setdiff1d(np.arange(data.n_train), test)
+    train = _all_but(data.n_train, test)
     groups = test_groups = None
     if data.groups is not None:
         groups = data.groups[train]

@@ -61,7 +61,7 @@ def _untrained_classes(data: Data) -> list[str]:
     if data.classes is None or data.train[1].ndim > 1:
         return []
     table = np.bincount(data.labels("test"), minlength=data.classes)
-    table[np.unique(data.labels())] = 0
+    table[data.labels()] = 0
     found = np.flatnonzero(table)
     if not len(found):
         return []
