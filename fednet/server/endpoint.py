@@ -17,6 +17,7 @@ from fednet.config import Config, to_yaml
 from fednet.errors import ConfigError
 from fednet.experiment.build import Experiment
 from fednet.files import write_record
+from fednet.plain import JsonDict
 from fednet.protocol.tasks import Rules
 from fednet.server.events import Events
 from fednet.server.io import most_connections
@@ -186,28 +187,24 @@ def listening(
     transport: ZmqServer,
     note: Callable[[str], None] | None = None,
 ) -> Endpoint:
-    """The endpoint of a bound address, which is written to server.json. note: gets a sentence on
-    how clients join; None where fednet starts them.
+    """The endpoint of a bound address, which is written to server.json once clients can connect:
+    one that finds it earlier is refused, and tries again some 0.15 s later. note: gets a sentence
+    on how clients join; None where fednet starts them.
     """
     keyring = transport.keyring
     rest = transport.address.partition("://")[2]
     over_network = note is not None and not rest.startswith(LOOPBACK)
+    described: JsonDict = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "public_key": keyring.pair.public if keyring is not None else None,
+    }
 
     def announce(events: Events, incarnation: int) -> None:
         transport.on_refused = lambda reason, address: events.tell(
             "refused", {"what": "connection", "reason": reason, "address": address}
         )
-        write_record(
-            directory / "server.json",
-            {
-                "address": transport.address,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "public_key": keyring.pair.public if keyring is not None else None,
-                "incarnation": incarnation,
-            },
-            mode=0o600,
-        )
+        described["incarnation"] = incarnation
         if note is not None:
             if over_network and (text := wide_defaults(config)):
                 note(f"{config.name}: clients connect over a network, so {text}")
@@ -217,12 +214,18 @@ def listening(
                 f"--id K --server {reached_at(transport.address, socket.gethostname())}{keys}"
             )
 
+    def listen(experiment: Experiment) -> None:
+        transport.listen()
+        write_record(
+            directory / "server.json", {"address": transport.address, **described}, mode=0o600
+        )
+
     return Endpoint(
         transport,
         keyring,
         beat_seconds(config, over_network),
         announce=announce,
-        listen=lambda experiment: transport.listen(),
+        listen=listen,
         external_clients=note is not None,
         over_network=over_network,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.files import read_record
 from fednet.protocol.tasks import Rules
 from fednet.server import endpoint
 from fednet.wire import messages as m
@@ -88,6 +90,21 @@ def test_beyond_loopback_clients_are_waited_for_longer_unless_told_otherwise(tmp
         rules = endpoint.patience(config, inline=False, over_network=end.over_network)
         assert (rules.closed, rules.silent, end.beat_s) == (3, 10, 1.5)
         assert config.round.void_limit(end.over_network) == 3
+
+
+def test_clients_find_a_server_once_they_can_connect_to_it(tmp_path):
+    file = tmp_path / "server.json"
+    found: list[bool] = []
+    bound = SimpleNamespace(
+        keyring=None, address="tcp://127.0.0.1:7", listen=lambda: found.append(file.exists())
+    )
+    made = endpoint.listening(from_mapping({}), tmp_path, bound)  # type: ignore[arg-type]
+    made.announce(SimpleNamespace(), 3)  # type: ignore[arg-type]
+    made.listen(SimpleNamespace())  # type: ignore[arg-type]
+    assert found == [False]
+    record = read_record(file, "")
+    assert (record["address"], record["incarnation"]) == ("tcp://127.0.0.1:7", 3)
+    assert record["pid"] == os.getpid()
 
 
 def test_it_says_how_clients_join(tmp_path, monkeypatch):
