@@ -123,9 +123,10 @@ class Roster:
     def recount(self, worker: ClientProcess) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= worker.free
-        room = worker.ready and len(worker.queue) < TASKS_PER_SLOT * worker.slots
-        worker.free = worker.slots if room else 0
-        self.free_slots += worker.free
+        worker.free = 0
+        if worker.ready and len(worker.queue) < TASKS_PER_SLOT * worker.slots:
+            worker.free = worker.slots
+            self.free_slots += worker.slots
 
     def _changes(self, worker: ClientProcess) -> None:
         """The worker came, went, or hosts other clients."""

@@ -457,9 +457,6 @@ class ServerIO:
         for i in instructions:
             if isinstance(i, Send):
                 self._unsent.append(i)
-            elif isinstance(i, Store):
-                self.inbox.store(i.key, i.offset, i.data)
-                self._crash_at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 if i.body is not None:
                     self._crash_at("spooling", i.task.key.round)
@@ -469,6 +466,9 @@ class ServerIO:
                     self._resolved.append(reply)
                 else:
                     self._resolved.append(i)
+            elif isinstance(i, Store):
+                self.inbox.store(i.key, i.offset, i.data)
+                self._crash_at("spooling", i.key.round)
             elif isinstance(i, ClosePayload):
                 if (i.conn, i.key) in self._unsent_of():
                     self._send_all()  # before it is closed: what cannot leave is subtracted

@@ -370,7 +370,8 @@ class Rounds:
         round.dropped |= exchange.dropped
         if exchange.restarted:
             record.restarted = sorted({*(record.restarted or ()), *exchange.restarted})
-        record.completed_by_phase = [*record.completed_by_phase, sorted(exchange.done)]
+        completed = sorted(exchange.done)
+        record.completed_by_phase = [*record.completed_by_phase, completed]
         if server is None:
             # A void round changes nothing: its clients go back to their states before it, and the
             # residuals of its broadcast go with them.
@@ -379,7 +380,7 @@ class Rounds:
             round.after = round.before
         else:
             if exchange is round.main:
-                record.completed = sorted(exchange.done)
+                record.completed = completed
             round.after = self._state_after(round, server)
             for client, images in aggregation.condensed.items():
                 exports.keep_condensed(self.records.files.path, client, images)

@@ -101,6 +101,7 @@ else:
     Condensed = Annotated[Samples, DeclaredField("condensed", "samples", "float32")]
     Shared = Annotated[Samples, DeclaredField("shared", "samples")]
 
+TENSORS = ("tensors", "parameters")  # forms
 KINDS = ("state", "delta", "control", "condensed", "accuracy", "shared", "statistics")
 
 
@@ -131,12 +132,13 @@ class Payload:
     Two fields have a part in what the server does beside the method; they follow from the declared
     kinds, whatever they are called, and None is where there is none. weights_field: the first of
     kind `state`, the model that updates are differences to. run_field: the first of form `run`,
-    what the local training was.
+    what the local training was. tensor_fields: those that hold tensors of the model.
     """
 
     fields: ClassVar[Mapping[str, DeclaredField]] = {}
     weights_field: ClassVar[str | None] = None
     run_field: ClassVar[str | None] = None
+    tensor_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -157,6 +159,7 @@ class Payload:
         models = (n for n, f in fields.items() if (f.kind, f.form) == ("state", "tensors"))
         cls.weights_field = next(models, None)
         cls.run_field = next((n for n, f in fields.items() if f.form == "run"), None)
+        cls.tensor_fields = tuple(n for n, f in fields.items() if f.form in TENSORS)
 
     @classmethod
     def kinds(cls) -> set[str]:
@@ -172,12 +175,7 @@ def weights_of(payload: Payload | None) -> Tensors | None:
 
 def tensors_of(payload: Payload) -> dict[str, Tensors]:
     """Its fields that hold tensors of the model, by name."""
-    found = {}
-    for name in payload.fields:
-        value = getattr(payload, name)
-        if isinstance(value, Tensors):
-            found[name] = value
-    return found
+    return {name: getattr(payload, name) for name in payload.tensor_fields}
 
 
 def run_of(payload: Payload) -> LocalRun | None:
