@@ -2,8 +2,8 @@
 
 Each table says for a state which events may come and which states they lead to; where these are
 two, the machine chooses by its limits. The machines change a state by `step` alone, so that nothing
-happens that is not written here. `python docs/pages.py` draws the diagrams of docs/architecture.md
-from these tables.
+happens that is not written here. `python docs/pages.py` writes the tables of docs/architecture.md
+from these.
 """
 
 from __future__ import annotations
