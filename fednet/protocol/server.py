@@ -1026,7 +1026,12 @@ class ServerProtocol:
         """Takes back, or drops, tasks for which the server has waited long enough."""
         self._depart()
         deadline = self.rules.deadline
-        for t in self.open_tasks():
+        tasks = list(self._assignment.waiting.values())
+        if (
+            deadline is not None or self._leaving
+        ):  # else nothing limits a task that is with a worker
+            tasks = self.open_tasks()
+        for t in tasks:
             leaves = latest = math.inf
             if t.spec.leaves is not None and t.spec.leaves.at is not None:
                 leaves = t.spec.leaves.at

@@ -49,7 +49,9 @@ from fednet.server.tracking import Trackers
 from fednet.server.watch import ServerOptions
 from fednet.wire.messages import clean
 
-TRIM_BYTES = 32 << 20  # of messages, between two looks for memory that they have left free
+# Between two looks for memory that messages have left free: bytes of messages, and seconds.
+TRIM_BYTES = 32 << 20
+TRIM_S = 5.0
 SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
@@ -96,6 +98,7 @@ class Rounds:
         self._clients_then = self.config.clients  # from the next round on
         self._recorded = time.monotonic()  # when the last round was
         self._crossed = 0  # bytes of messages since memory was given back
+        self._given_back = -math.inf  # when that was
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
@@ -519,8 +522,10 @@ class Rounds:
         To look for it takes a while. nbytes: of the round's messages.
         """
         self._crossed += nbytes
-        if self._crossed >= TRIM_BYTES:
+        now = time.monotonic()
+        if self._crossed >= TRIM_BYTES and now - self._given_back >= TRIM_S:
             self._crossed = 0
+            self._given_back = now
             give_back_freed()
 
     def take_tally(self, round: int, under_way: Iterable[tuple[int, int]] = ()) -> Tally:

@@ -24,7 +24,7 @@ MAX_FRAMES = 2
 MAX_FRAME_BYTES = 2**22 + 2**16
 """Bytes a frame may have: a part of 4 MiB, with room for what encryption or a header adds."""
 
-LOOKS = 40
+LOOKS = 80
 """A look at all connections, or all clients, takes no more than one part in so many of the time."""
 
 

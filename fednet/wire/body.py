@@ -91,18 +91,6 @@ class Body:
             found.update(segment)
         return found.digest()
 
-    def fields(self, form: Sequence[Field]) -> Sequence[memoryview | Tensors]:
-        """What it has of each field of a form, whose sizes add up to its own."""
-        if self.by_reference:
-            return [v if isinstance(v, Tensors) else memoryview(v) for v in self.values]
-        whole = self.segments[0] if len(self.segments) == 1 else self.to_bytes()
-        found = []
-        at = 0
-        for field in form:
-            found.append(whole[at : at + field.size])
-            at += field.size
-        return found
-
     def split(self, form: Sequence[Field], count: int) -> tuple[Body, Body]:
         """Returns the body of the first `count` fields of its form, and that of the others."""
         if self.by_reference:

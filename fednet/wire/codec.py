@@ -7,9 +7,10 @@ compared with its declaration: sizes, dtype, shape, range, and that it is finite
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -311,9 +312,8 @@ class Codec:
             if size != body.size:
                 raise RemoteProtocolError(f"payload of {body.size} bytes, announced were {size}")
         columns: list[list[Any]] = []
-        rows = list(map(operator.methodcaller("fields", form), bodies))
         parts: Sequence[Any]  # of one field, by payload
-        for got, (name, field), parts in zip(form, kind.fields.items(), zip(*rows)):
+        for got, (name, field), parts in zip(form, kind.fields.items(), _columns(form, bodies)):
             layout = self.layouts.get(field.form)
             if layout is None:
                 columns.append([_unpack(field, part, got, name) for part in parts])
@@ -363,6 +363,15 @@ class Codec:
             counters = torch.from_numpy(last.astype(np.int64))
             found.append(Tensors(layout, vector, floats(part[cut:end]), counters))
         return found
+
+
+def _columns(form: Sequence[Field], bodies: Sequence[Body]) -> Iterable[Sequence[Any]]:
+    """For each field of a form, what each payload has of it."""
+    if bodies[0].by_reference:  # it is alone
+        return [[v if isinstance(v, Tensors) else memoryview(v)] for v in bodies[0].values]
+    wholes = [body.to_bytes() for body in bodies]
+    ends = itertools.accumulate([field.size for field in form])
+    return [[whole[end - f.size : end] for whole in wholes] for f, end in zip(form, ends)]
 
 
 def not_finite(initial: Tensors) -> frozenset[str]:
