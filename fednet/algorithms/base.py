@@ -441,11 +441,14 @@ class Algorithm:
         return type(self).accumulate is Algorithm.accumulate
 
     def add_all(self, accumulator: OwnState, ups: Sequence[OwnPayload]) -> State:
-        """Returns the accumulator with these replies, as the default of `accumulate` adds each."""
-        run = self._field(self.Up.run_field, "Up")
+        """Returns the accumulator with these replies, of one exchange and so of one kind, as the
+        default of `accumulate` adds each.
+        """
+        kind = type(ups[0])
+        run = self._field(kind.run_field, "Up")
         weights = [self.weight(getattr(up, run)) for up in ups]
         if not self.summed:
-            name = self._field(self.Up.weights_field, "Up")
+            name = self._field(kind.weights_field, "Up")
             values = [getattr(up, name) for up in ups]
             return accumulator.replace(x=accumulator.x.add_all(list(zip(values, weights))))
         sums = {}

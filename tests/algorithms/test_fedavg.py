@@ -3,10 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fednet import Accuracy, Algorithm, ConfigError, Payload, State, Tensors, Weights
+from fednet import (
+    Accuracy,
+    Algorithm,
+    ConfigError,
+    Exchange,
+    Payload,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
 from fednet.algorithms.base import LocalRun
 from fednet.algorithms.fedavg import FedAvg
-from tests.algorithms.harness import Federation, close, same
+from tests.algorithms.harness import Desk, Federation, close, same, serve, vector
 
 
 def test_counters_take_the_largest_and_buffers_the_mean():
@@ -63,6 +74,31 @@ def test_a_function_of_ones_own_takes_its_arguments_by_name_too():
             return float(run.steps)
 
     assert Counted().weight(run=LocalRun(3, 2, 0.0)) == 2.0
+
+
+class Answer(Payload):
+    y: Weights
+    seen: Statistics
+
+
+@pytest.mark.parametrize("summed", [{}, {"x": "weighted"}])
+def test_replies_of_any_name_in_an_exchange_are_weighted_by_their_samples(summed):
+    class Counted(Answer):
+        x: Weights
+
+    class Own(Algorithm):
+        exchanges = (Exchange(Algorithm.Down, Counted),)
+
+        class Accumulator(State):
+            x: Sum
+
+    Own.summed = summed
+    ups = {
+        0: Counted(y=vector(1.0), seen=LocalRun(1, 1, 0.0), x=vector(1.0)),
+        1: Counted(y=vector(5.0), seen=LocalRun(3, 1, 0.0), x=vector(5.0)),
+    }
+    after = serve(Own(), Own.Server(x=vector(0.0)), ups, Desk(2))
+    assert after.x.vector.tolist() == [4.0]
 
 
 def test_a_default_that_cannot_fill_what_a_method_declares_says_what_to_write():
