@@ -19,6 +19,7 @@ from fednet.journal.events import (
     Direction,
     Event,
     Forgotten,
+    Name,
     Over,
     Snapshot,
     Started,
@@ -164,6 +165,51 @@ def test_the_staleness_of_a_reply_is_in_its_row_and_in_that_of_the_pulls_that_fe
         ("pull", "up", 2): None,
         ("reply", "up", 1): 4,
         ("pull", "down", 3): 4,
+    }
+
+
+def test_replies_that_are_alike_but_for_what_became_of_them_have_that_in_their_rows() -> None:
+    replies: list[tuple[Key, str, int | None]] = [
+        (Key(2, 0, 0, 1), "", 0),
+        (Key(2, 0, 0, 2), "left out", 0),
+        (Key(2, 0, 0, 3), "", None),
+        (Key(1, 0, 0, 4), "", 0),
+        (Key(2, 1, 0, 5), "", 0),
+        (Key(2, 0, 1, 6), "", 0),
+        (Key(2, 0, 0, 7, "evaluate"), "", 0),
+        (Key(2, 0, 0, 8), "", 2),
+    ]
+    other = Key(2, 0, 0, 9)
+    keys = [key for key, _, _ in replies]
+    tasks: list[Name] = [(CONN, "down", "task", key) for key in (*keys, other)]
+    events: list[Event] = [
+        Crossed(tasks, "task", 1, {"state": 10}, 10),
+        Crossed([(CONN, "up", "reply", key) for key in keys], "reply", 2, {"delta": 20}, 20),
+        crossed(*REPLY, 33, key=other),
+        *[accepted(key) for key in (*keys, other)],
+    ]
+    book, rows = fold([*events, Verdict([*replies, (other, "", 1)])])
+    found = [row for row in rows if row["direction"] == "up"]
+    assert {
+        (
+            Key(row["round"], row["phase"], row["attempt"], row["client"], row["purpose"]),
+            row.get("reason", ""),
+            row.get("staleness"),
+        )
+        for row in found
+    } == {*replies, (other, "", 1)}
+    assert {row["client"]: row["bytes"] for row in found} == {
+        **dict.fromkeys(range(1, 9), 22),
+        9: 34,
+    }
+    assert {row["client"] for row in rows if not row["useful"]} == {2}
+    assert book.totals == {"down": 9 * 11, "up": 8 * 22 + 34}
+    spent = {round: tally.spent for round, tally in book.unrecorded.items()}
+    assert spent == {1: {"down": 11, "up": 22}, 2: {"down": 8 * 11, "up": 7 * 22 + 34}}
+    useful = {round: tally.useful for round, tally in book.unrecorded.items()}
+    assert useful == {
+        1: {"down": {"state": 10}, "up": {"delta": 20}},
+        2: {"down": {"state": 6 * 10}, "up": {"delta": 5 * 20, "state": 33}},
     }
 
 

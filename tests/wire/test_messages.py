@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from fednet.config.schema import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.frames import FORMS, MAX_LIST, decode_from_client, decode_from_server, encode
+from fednet.wire.frames import (
+    FORMS,
+    MAX_LIST,
+    MessageDecoder,
+    decode_from_client,
+    decode_from_server,
+    encode,
+)
 from tests.chaos.mallory import raw
 
 KEY = m.Key(3, 1, 2, 7)
@@ -126,6 +133,22 @@ def test_forms_are_read_as_they_came_however_many_there_were_before():
     long = [m.Field("x" * 100, "state", n, 4) for n in range(64)]
     message = m.Reply(run="r", key=KEY, form=long, size=4)
     assert decode_from_client([encode(message)]) == (message, None)
+
+
+@pytest.mark.parametrize(("fields", "letters", "times"), [(1, 100, 8 * FORMS), (64, 100, FORMS)])
+def test_however_many_forms_came_they_take_little_memory(fields, letters, times):
+    decode = MessageDecoder((m.Reply,))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(times):
+            name = f"{n:0{letters}d}"
+            form = [m.Field(name, "state", k, 4) for k in range(fields)]
+            decode([encode(m.Reply(run="r", key=KEY, form=form, size=4))])
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1 << 19
 
 
 def test_a_form_that_is_none_is_refused_each_time():
