@@ -293,13 +293,14 @@ def test_of_what_crossed_to_several_servers_the_last_payload_is_useful(case: tup
 
 def test_what_is_of_use_again_is_in_the_record_of_its_own_round() -> None:
     """Of a round that was open before the record of the one before it was written."""
-    next_round = Key(3, 0, 0, 7)
-    replied: list[Event] = [crossed(*TASK, 100, key=next_round), accepted(next_round)]
-    events = [Started(1, 1), *replied, useful(next_round), Started(2, 1), useful(next_round)]
+    next_round = [Key(3, 0, 0, client) for client in (7, 8, 9)]
+    tasks: list[Name] = [(CONN, "down", "task", key) for key in next_round]
+    replied = [Crossed(tasks, "task", 1, {"state": 100}, 100), *map(accepted, next_round)]
+    events = [Started(1, 1), *replied, useful(*next_round), Started(2, 1), useful(*next_round)]
     book, _ = fold([*events, Over(2)])
     assert book.recorded.useful == {"up": {}, "down": {}}
     fold([Over(3)], book)
-    assert book.recorded.useful == {"up": {}, "down": {"state": 100}}
+    assert book.recorded.useful == {"up": {}, "down": {"state": 300}}
 
 
 def test_what_was_left_out_stays_wasted_though_its_round_is_done_again_and_has_it_in_time() -> None:
