@@ -322,6 +322,14 @@ def test_what_nobody_can_use_is_spent_and_a_task_without_an_answer_may_not_have_
     assert (row["incarnation"], book.crossed) == (1, {"up": 0, "down": 0})
 
 
+def test_a_message_of_a_task_that_a_server_left_open_has_a_row_of_that_task() -> None:
+    once = Crossed([(CONN, "down", "once", 5)], "cancel", 9, key=KEY)
+    _, rows = fold([Started(1), once, Started(2)])
+    found = [(row["type"], row["round"], row["client"], row["purpose"]) for row in rows]
+    assert found == [("cancel", 2, 7, "train")]
+    assert [(row["bytes"], row["useful"]) for row in rows] == [(9, False)]
+
+
 def test_a_task_that_waits_for_its_reply_is_useful_though_its_round_is_over() -> None:
     """As of an asynchronous run."""
     under_way = [(KEY.round, KEY.client)]

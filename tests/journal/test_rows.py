@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednet.errors import StateError
+from fednet.journal.events import Account
+from fednet.journal.rows import Closed, rows_of
 from fednet.records import Messages, Wire
 from fednet.report import open_run
+from fednet.wire.messages import Key
 from tests.books import each, together
 from tests.report.fake_run import jsonl, write
 
@@ -33,6 +36,18 @@ def test_alike_messages_are_one_row_with_a_list_where_they_differ() -> None:
     assert "client" not in first
     assert (first["kinds"], first["envelope"]) == ({"state": 100}, [5, 5, 6, 5])
     assert (first["bytes"], first["raw_bytes"]) == (421, 0)
+
+
+def test_accounts_that_were_closed_together_have_the_bytes_of_each_and_staleness_by_client() -> (
+    None
+):
+    account = Account("up", "reply", {"delta": 20}, envelope=2, raw_bytes=40, count=1)
+    keys = [Key(2, 0, 0, client) for client in (3, 1, 2)]
+    (found,) = rows_of([Closed(account, keys, True, staleness=[5, 0, 4], round=2)])
+    assert found["clients"] == [(1, 3)]
+    assert (found["kinds"], found["envelope"], found["raw_bytes"]) == ({"delta": 20}, 2, 40)
+    assert found["bytes"] == 3 * 22
+    assert found["staleness"] == [0, 4, 5]
 
 
 def test_messages_of_no_client_are_rows_of_their_own() -> None:

@@ -331,9 +331,14 @@ def test_a_method_that_writes_into_the_state_before_is_refused(tmp_path, monkeyp
         run(tmp_path)
 
 
-def test_of_replies_that_are_added_together_the_one_that_fails_is_left_out(tmp_path, monkeypatch):
-    # The first client's task is the shortest, so that it goes out last, and all wait for it.
-    shortest = {"train": {**SMALL["train"], "epochs": 2, "per_client": {"0": {"epochs": 1}}}}
+# Longer tasks go out first, and replies are added in the order of client ids: others wait for a
+# client with a short task, and are added together with it.
+@pytest.mark.parametrize(("epochs", "most"), [({"0": 1}, 3), ({"0": 3, "1": 1}, 2)])
+def test_of_replies_that_are_added_together_the_one_that_fails_is_left_out(
+    tmp_path, monkeypatch, epochs, most
+):
+    each = {client: {"epochs": n} for client, n in epochs.items()}
+    shortest = {"train": {**SMALL["train"], "epochs": 2, "per_client": each}}
     alone = others_alone(tmp_path, **shortest)
     together: list[int] = []
     weight = FedAvg.weight
@@ -353,6 +358,6 @@ def test_of_replies_that_are_added_together_the_one_that_fails_is_left_out(tmp_p
     monkeypatch.setattr(FedAvg, "add_all", adding)
     left_out = run(tmp_path / "left_out", **shortest)
     assert hashes(left_out) == hashes(alone)
-    assert max(together) == 3
+    assert max(together) == most
     assert all("could not be aggregated" in r for r in reasons(left_out))
     assert all("no weight for such a loss" in r for r in reasons(left_out))
