@@ -42,6 +42,7 @@ class Pages(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # of a longer queue the kernel lets the rest try again a second later
 
     def __init__(self, address: tuple[str, int], flag: str) -> None:
         self._changed = threading.Condition()
