@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.algorithms.base import Payload, Scalar, Weights
+from fednet.algorithms.base import LocalRun, Payload, Scalar, Statistics, Weights
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.journal import Journal
@@ -42,16 +42,24 @@ class Behind(Payload):
     x: Weights
 
 
-def decoder_of(codec, kind):
+class Trained(Payload):
+    x: Weights
+    run: Statistics
+
+
+def decoder_of(codec, kind, samples=None, max_norm=None):
     exp = SimpleNamespace(
         up=codec,
         shared=codec.layout,
         federation=None,
         algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=kind)]),
         setting=SimpleNamespace(initial=Tensors.zeros(codec.layout), classes=2),
-        config=SimpleNamespace(security=SimpleNamespace(max_norm=None), train=None),
+        config=SimpleNamespace(
+            security=SimpleNamespace(max_norm=None),
+            train_of=lambda client: SimpleNamespace(steps=None, epochs=1),
+        ),
     )
-    return ReplyDecoder(exp, SentModels(), lambda client: None, lambda client: (0, 0)).decode
+    return ReplyDecoder(exp, SentModels(), lambda client: samples, lambda client: (0, 0)).decode
 
 
 def admit(w, mask, exempt=frozenset(), chains=None):
@@ -91,6 +99,38 @@ def test_values_that_are_not_finite_or_too_large_are_refused(w, mask, exempt, sa
     refused = pytest.raises(RemoteProtocolError, match=f"field x: {says}")
     with refused if says else contextlib.nullcontext():
         admit(w, mask, frozenset({"mask"} if exempt else ()))
+
+
+@pytest.mark.parametrize("bad", range(3))
+@pytest.mark.parametrize(
+    ("value", "n", "steps", "says"),
+    [
+        (NAN, 8, 1, "field x: a value is not finite"),
+        (1e25, 8, 1, "field x: a norm above"),
+        (1.0, 9, 1, "it reports 9 samples, but has 8"),
+        (1.0, 8, 801, "it says it took 801 steps; 800 would be"),
+    ],
+)
+def test_of_replies_that_are_read_together_each_is_checked(tmp_path, bad, value, n, steps, says):
+    layout = Layout((Slot("w", (1,), "parameter"),))
+    codec = Codec(layout, {})
+    arrived = []
+    for client in range(3):
+        x, run = float(client + 1), LocalRun(8, 800, 0.0)
+        if client == bad:
+            x, run = value, LocalRun(n, steps, 0.0)
+        sent = codec.encode(
+            Trained(x=Tensors.zeros(layout).with_vector(torch.tensor([x])), run=run)
+        )
+        key = Key(1, 0, 0, client)
+        form = list(sent.form)
+        message = m.Reply(key=key, form=form, size=sent.body.size, check=sent.body.digest())
+        arrived.append((Accepted(message, b"", b""), Body([bytes(sent.body)])))
+    found = Inbox(tmp_path, journal_in(tmp_path), decoder_of(codec, Trained, 8)).accept(arrived)
+    assert str(found[bad]).startswith(says)
+    assert {c: found[c].norms for c in range(3) if c != bad} == {
+        c: {"x": c + 1.0} for c in range(3) if c != bad
+    }
 
 
 SIZE = 2 * BLOCK + 5  # two parts and a piece of one
