@@ -103,25 +103,27 @@ def test_values_that_are_not_finite_or_too_large_are_refused(w, mask, exempt, sa
 
 @pytest.mark.parametrize("bad", range(3))
 @pytest.mark.parametrize(
-    ("value", "n", "steps", "says"),
+    ("value", "mask", "n", "steps", "says"),
     [
-        (NAN, 8, 1, "field x: a value is not finite"),
-        (1e25, 8, 1, "field x: a norm above"),
-        (1.0, 9, 1, "it reports 9 samples, but has 8"),
-        (1.0, 8, 801, "it says it took 801 steps; 800 would be"),
+        (NAN, 0.0, 8, 1, "field x: a value is not finite"),
+        (1.0, INF, 8, 1, "field x: a value is not finite"),
+        (1e25, 0.0, 8, 1, "field x: a norm above"),
+        (1.0, 0.0, 9, 1, "it reports 9 samples, but has 8"),
+        (1.0, 0.0, 8, 801, "it says it took 801 steps; 800 would be"),
     ],
 )
-def test_of_replies_that_are_read_together_each_is_checked(tmp_path, bad, value, n, steps, says):
-    layout = Layout((Slot("w", (1,), "parameter"),))
+def test_of_replies_that_are_read_together_each_is_checked(
+    tmp_path, bad, value, mask, n, steps, says
+):
+    layout = Layout((Slot("w", (1,), "parameter"), Slot("mask", (1,), "buffer")))
     codec = Codec(layout, {})
     arrived = []
     for client in range(3):
-        x, run = float(client + 1), LocalRun(8, 800, 0.0)
+        w, b, run = client + 1.0, 0.0, LocalRun(8, 800, 0.0)
         if client == bad:
-            x, run = value, LocalRun(n, steps, 0.0)
-        sent = codec.encode(
-            Trained(x=Tensors.zeros(layout).with_vector(torch.tensor([x])), run=run)
-        )
+            w, b, run = value, mask, LocalRun(n, steps, 0.0)
+        x = Tensors(layout, torch.tensor([w]), torch.tensor([b]), torch.zeros(0, dtype=torch.int64))
+        sent = codec.encode(Trained(x=x, run=run))
         key = Key(1, 0, 0, client)
         form = list(sent.form)
         message = m.Reply(key=key, form=form, size=sent.body.size, check=sent.body.digest())
