@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednet.algorithms.base import LocalRun, Payload, Scalar, Statistics, Weights
+from fednet.algorithms.base import Delta, LocalRun, Payload, Scalar, Statistics, Weights
 from fednet.errors import RemoteProtocolError
 from fednet.journal.events import Accepted
 from fednet.journal.journal import Journal
@@ -42,6 +42,10 @@ class Behind(Payload):
     x: Weights
 
 
+class Moved(Payload):
+    d: Delta
+
+
 class Trained(Payload):
     x: Weights
     run: Statistics
@@ -55,7 +59,7 @@ def decoder_of(codec, kind, samples=None, max_norm=None):
         algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=kind)]),
         setting=SimpleNamespace(initial=Tensors.zeros(codec.layout), classes=2),
         config=SimpleNamespace(
-            security=SimpleNamespace(max_norm=None),
+            security=SimpleNamespace(max_norm=max_norm),
             train_of=lambda client: SimpleNamespace(steps=None, epochs=1),
         ),
     )
@@ -133,6 +137,25 @@ def test_of_replies_that_are_read_together_each_is_checked(
     assert {c: found[c].norms for c in range(3) if c != bad} == {
         c: {"x": c + 1.0} for c in range(3) if c != bad
     }
+
+
+@pytest.mark.parametrize("bad", range(3))
+def test_of_replies_that_are_read_together_each_is_held_to_the_largest_norm(tmp_path, bad):
+    layout = Layout((Slot("w", (2,), "parameter"),))
+    codec = Codec(layout, {})
+    arrived = []
+    for client in range(3):
+        w = [3.0, 4.1] if client == bad else [3.0, 4.0]
+        nothing = torch.zeros(0, dtype=torch.int64)
+        sent = codec.encode(Moved(d=Tensors(layout, torch.tensor(w), torch.zeros(0), nothing)))
+        key = Key(1, 0, 0, client)
+        form = list(sent.form)
+        message = m.Reply(key=key, form=form, size=sent.body.size, check=sent.body.digest())
+        arrived.append((Accepted(message, b"", b""), Body([bytes(sent.body)])))
+    decode = decoder_of(codec, Moved, max_norm=5.0)
+    found = Inbox(tmp_path, journal_in(tmp_path), decode).accept(arrived)
+    assert str(found[bad]).startswith("d is an update of norm 5.08")
+    assert [c for c in range(3) if isinstance(found[c], RemoteProtocolError)] == [bad]
 
 
 SIZE = 2 * BLOCK + 5  # two parts and a piece of one
