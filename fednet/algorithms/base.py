@@ -38,6 +38,7 @@ from fednet.training.hosts import ClientHost, ServerHost
 from fednet.training.loop import Loss, Trained
 from fednet.training.tasks import LearningTask
 from fednet.wire.payload import (
+    TENSORS,
     Accuracy,
     Condensed,
     Control,
@@ -561,8 +562,8 @@ def _contents_of(payloads: Sequence[type[Payload]], part: str) -> str:
     the others but the training's counts; "0" for none.
     """
     declared = [item for payload in payloads for item in payload.fields.items()]
-    tensors = sum(field.form in ("tensors", "parameters") for _, field in declared)
-    others = [n for n, field in declared if field.form not in ("tensors", "parameters", "run")]
+    tensors = sum(field.form in TENSORS for _, field in declared)
+    others = [n for n, field in declared if field.form not in (*TENSORS, "run")]
     listed = list(dict.fromkeys(others))
     if tensors:
         many = str(tensors) if tensors > 1 else ""

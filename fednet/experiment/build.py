@@ -46,6 +46,7 @@ from fednet.training.setting import Setting
 from fednet.wire import compress
 from fednet.wire.codec import Codec, Encoded, not_finite
 from fednet.wire.compress import Chain
+from fednet.wire.payload import TENSORS
 
 
 @dataclass(frozen=True, eq=False)
@@ -491,7 +492,7 @@ def _codec(
     if way == "down" and algorithm.Enrolment is not None:
         payloads.append(algorithm.Enrolment)
     fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
-    can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
+    can = sorted({f.kind for _, f in fields if f.form in TENSORS})
     section = getattr(config.wire, way)
     for kind, items in section.items():
         # A kind that the method does not send at all is no error: one configuration may serve

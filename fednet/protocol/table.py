@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from fednet.errors import LocalProtocolError
 
@@ -319,12 +319,3 @@ class _Changes(
 
 
 CHANGES = _Changes()
-
-
-# By name. The first state of each is the one in which it begins.
-TABLES: dict[str, Table[Any, Any]] = {
-    "A client process": CLIENT,
-    "A task at the client": CLIENT_TASK,
-    "A client process at the server": WORKER,
-    "A task at the server": TASK,
-}

@@ -119,7 +119,8 @@ class Aggregation:
             try:
                 changed = [self._change(client, up) for client, up in ups]
                 self._accumulator = self.method.add_all(self._accumulator, changed)
-            except Exception:
+            except Exception as broken:
+                _error_of_reply(broken)  # raises what is not a reply's
                 self._accumulator = None  # `result` adds one after the other, and finds whose it is
             return
         for client, up in ups:

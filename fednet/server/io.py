@@ -498,8 +498,8 @@ class ServerIO:
             task = i.task
             reply = task.reply
             assert reply is not None
-            for conn in (task.up_conn, task.conn) if unsent_of else ():
-                unsent = unsent or (conn, task.key) in unsent_of
+            if (task.up_conn, task.key) in unsent_of or (task.conn, task.key) in unsent_of:
+                unsent = True
             worker = self.protocol.roster.workers[task.worker]
             place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
             asked = task.spec.check, task.spec.start
